@@ -3,7 +3,7 @@
 Standard library only: it runs before anything is installed. What needs thought is torch, because PyPI's Linux
 build brings gigabytes of CUDA libraries that a machine without a GPU has no use for:
 
-* ``host``  the interpreter given already imports a torch built with CUDA, and a GPU is there: that torch is reused
+* ``host``  the interpreter given imports a CUDA torch already, and a GPU is there: that torch is reused
 * ``cuda``  a GPU is there but no torch: PyPI's build
 * ``cpu``   no GPU: a CPU build (local version ``+cpu``), from the configured indexes if they have one,
   else from PyTorch's own CPU index, else whatever PyPI has for this platform
@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,8 +59,8 @@ def has_nvidia_gpu() -> bool:
 def host_torch(python: str) -> HostTorch | None:
     """The torch that ``python`` imports, or None."""
     probe = (
-        "import json, pathlib, torch; "
-        "print(json.dumps([torch.__version__, torch.version.cuda, str(pathlib.Path(torch.__file__).parent.parent)]))"
+        "import json, pathlib, torch; site = pathlib.Path(torch.__file__).parent.parent; "
+        "print(json.dumps([torch.__version__, torch.version.cuda, str(site)]))"
     )
     try:
         answer = subprocess.run(
@@ -94,7 +94,7 @@ def cpu_torch_attempts(machine: str) -> list[list[str]]:
 
 
 def run_step(title: str, command: Sequence[str], *, log: Path) -> None:
-    """Run one step, a line of progress while it runs, its output appended to ``log``; SetupError if it fails."""
+    """Run one step with a line of progress, its output appended to ``log``; SetupError if it fails."""
     started = time.monotonic()
     live = sys.stdout.isatty()
     print(f"-- {title} ...", end="" if live else "\n", flush=True)
@@ -126,26 +126,25 @@ def install_torch(kind: str, host: HostTorch | None, venv: Path, pip: list[str],
     if kind == "host":
         if host is None:
             raise SetupError(f"--torch host was asked for, but {sys.executable} cannot import torch")
-        # A venv made with --system-site-packages sees the base interpreter's packages only; when the interpreter
-        # is itself a virtual environment its torch would be missed. A path file at the end of sys.path works for both.
+        # --system-site-packages would show the base interpreter's packages only and miss the torch of an
+        # interpreter that is itself a virtual environment. A path file at the end of sys.path serves both.
         site = next(venv.glob("lib/python3.*/site-packages"))
         (site / HOST_TORCH_PTH).write_text(host.site_packages + "\n")
         print(f"-- torch {host.version} of {host.site_packages} is used as it is")
         return
     if kind == "cuda":
-        run_step("torch with CUDA (some gigabytes)", [*pip, "install", "torch"], log=log)
+        run_step("torch with CUDA (some gigabytes)", [*pip, "install", "torch>=2.9"], log=log)
         return
-    attempts: list[Callable[[], None]] = []
-    for arguments in cpu_torch_attempts(platform.machine()):
-        title = "torch for the CPU" if not attempts else f"torch for the CPU, attempt {len(attempts) + 1}"
-        attempts.append(lambda t=title, a=arguments: run_step(t, [*pip, "install", *a], log=log))
-    for attempt in attempts[:-1]:
+    attempts = cpu_torch_attempts(platform.machine())
+    for number, arguments in enumerate(attempts, 1):
+        title = "torch for the CPU" if number == 1 else f"torch for the CPU, another source ({number})"
         try:
-            attempt()
+            run_step(title, [*pip, "install", *arguments], log=log)
         except SetupError:
-            continue
-        return
-    attempts[-1]()
+            if number == len(attempts):
+                raise
+        else:
+            return
 
 
 def make_venv(venv: Path, kind: str) -> None:
