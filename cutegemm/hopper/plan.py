@@ -1,0 +1,184 @@
+"""What a GemmConfig means on sm_90a: who holds what, and whether it is legal. No compiler needed.
+
+The one place for the limits of Hopper kernels: the config is checked here, the kernel is built from
+the plan that comes out, and the heuristic asks the same function.
+"""
+
+from dataclasses import dataclass
+
+from cutegemm.config import GemmConfig, check_one_of
+from cutegemm.errors import ConfigError
+from cutegemm.problem import GemmProblem, dtype_bytes
+
+WARPGROUP_THREADS = 128
+MMA_M = 64  # rows of one WGMMA
+SMEM_BYTES = 232448  # what one CTA may use on sm_90 (227 KiB)
+ALIGNMENT = 1024  # a 128-byte swizzle atom: 8 rows of 128 bytes
+BARRIER_BYTES = 1024  # pipeline barriers, padded to one alignment unit
+MAX_STAGES = 16
+CHUNK_ROW_BYTES = 128  # width of one output chunk: one swizzle span, one TMA store box
+# Registers a consumer thread needs beside its accumulators: addresses, stage state, an output chunk.
+REGISTER_RESERVE = 40
+PRODUCER_REGISTERS = 40
+CONSUMER_REGISTERS = {1: 240, 2: 232}  # by number of consumer warpgroups; the sum fits 64 Ki registers
+
+TILE_M = (64, 128, 192, 256)
+TILE_K = (64, 128)
+CLUSTER = (1, 2)
+
+
+@dataclass(frozen=True)
+class HopperPlan:
+    """A legal configuration worked out for one problem's dtypes and majors.
+
+    warpgroups_m, warpgroups_n  how the consumers of one tile split it
+    teams                       tiles a CTA has in flight: 1 cooperative, 2 ping-pong
+    chunks                      (first column, width) of the output pieces a warpgroup stores, in elements
+    b_swizzle_n                 elements of N that decide B's swizzle when B is N-major
+    smem_bytes                  dynamic shared memory of a CTA
+    """
+
+    config: GemmConfig
+    warpgroups_m: int
+    warpgroups_n: int
+    teams: int
+    chunks: tuple[tuple[int, int], ...]
+    stages: int
+    store_stages: int
+    stage_bytes: int
+    store_buffer_bytes: int
+    smem_bytes: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA: one producer warpgroup and the consumers."""
+        return WARPGROUP_THREADS * (1 + self.config.consumers)
+
+    @property
+    def warpgroup_m(self) -> int:
+        """Rows of the tile one warpgroup accumulates."""
+        return self.config.tile_m // self.warpgroups_m
+
+    @property
+    def warpgroup_n(self) -> int:
+        """Columns of the tile one warpgroup accumulates; the N of its WGMMA."""
+        return self.config.tile_n // self.warpgroups_n
+
+    @property
+    def accumulator_registers(self) -> int:
+        """Accumulator registers of a consumer thread."""
+        return self.warpgroup_m * self.warpgroup_n // WARPGROUP_THREADS
+
+    @property
+    def consumer_warps_per_tile(self) -> int:
+        """Warps that read a stage before it is free again, in one CTA."""
+        return 4 * self.warpgroups_m * self.warpgroups_n
+
+
+def plan(config: GemmConfig, problem: GemmProblem) -> HopperPlan:
+    """Checks ``config`` for ``problem`` (as the kernel sees it: already swapped) and works it out.
+
+    Raises ConfigError naming the limit and the nearest legal value.
+    """
+    _check_shape(config, problem)
+    warpgroups_m, warpgroups_n = _split(config)
+    _check_tile_n(config, problem, warpgroups_n)
+    registers = config.tile_m * config.tile_n // (WARPGROUP_THREADS * warpgroups_m * warpgroups_n)
+    budget = CONSUMER_REGISTERS[config.consumers] - REGISTER_RESERVE
+    if registers > budget:
+        legal = budget * WARPGROUP_THREADS * warpgroups_m * warpgroups_n // config.tile_m // 8 * 8
+        raise ConfigError(
+            f"tile {config.tile_m}x{config.tile_n} with {config.consumers} {config.schedule} consumer(s) needs "
+            f"{registers} accumulator registers a thread, {budget} fit without spilling; "
+            f"the nearest legal tile_n is {legal}" + (", or use 2 cooperative consumers" if warpgroups_m * warpgroups_n == 1 else "")
+        )
+    chunks = output_chunks(config.tile_n // warpgroups_n, problem)
+    stages, store_stages, sizes = _shared_memory(config, problem, chunks)
+    return HopperPlan(
+        config=config.with_(stages=stages, store_stages=store_stages),
+        warpgroups_m=warpgroups_m,
+        warpgroups_n=warpgroups_n,
+        teams=2 if config.schedule == "pingpong" else 1,
+        chunks=chunks,
+        stages=stages,
+        store_stages=store_stages,
+        stage_bytes=sizes[0],
+        store_buffer_bytes=sizes[1],
+        smem_bytes=BARRIER_BYTES + stages * sizes[0] + config.consumers * store_stages * sizes[1],
+    )
+
+
+def output_chunks(columns: int, problem: GemmProblem) -> tuple[tuple[int, int], ...]:
+    """Cuts a warpgroup's columns into pieces of one swizzle span; the last piece takes what is left.
+
+    Returns (first column, width) pairs, in elements; every width is a multiple of 8.
+    """
+    width = CHUNK_ROW_BYTES // dtype_bytes(problem.out_dtype)
+    return tuple((first, min(width, columns - first)) for first in range(0, columns, width))
+
+
+def _check_shape(config: GemmConfig, problem: GemmProblem) -> None:
+    check_one_of("tile_m", config.tile_m, TILE_M, "a tile of whole 64-row WGMMAs that fits the registers")
+    check_one_of("tile_k", config.tile_k, TILE_K, "a stage of whole 128-byte swizzle spans")
+    check_one_of("tile_n", config.tile_n, tuple(range(8, 257, 8)), "WGMMA")
+    check_one_of("cluster_m", config.cluster_m, CLUSTER, "this kernel")
+    check_one_of("cluster_n", config.cluster_n, CLUSTER, "this kernel")
+    check_one_of("consumers", config.consumers, (1, 2), "the register file")
+    if config.schedule == "pingpong" and config.consumers != 2:
+        raise ConfigError(
+            f"pingpong alternates two consumer warpgroups, consumers={config.consumers} was given; use consumers=2"
+        )
+    # Each CTA of a multicast loads an equal slice of whole 8-row swizzle atoms.
+    if config.tile_n % (8 * config.cluster_m):
+        low = config.tile_n // (8 * config.cluster_m) * 8 * config.cluster_m
+        raise ConfigError(
+            f"tile_n={config.tile_n} with cluster_m={config.cluster_m}: each CTA loads tile_n / {config.cluster_m} rows of B, "
+            f"which must be a multiple of 8; the nearest legal tile_n is {max(low, 8 * config.cluster_m)}"
+        )
+
+
+def _split(config: GemmConfig) -> tuple[int, int]:
+    """How many warpgroups share a tile along M and along N."""
+    if config.schedule == "pingpong" or config.consumers == 1:
+        return 1, 1
+    return (2, 1) if config.tile_m % (2 * MMA_M) == 0 else (1, 2)
+
+
+def _check_tile_n(config: GemmConfig, problem: GemmProblem, warpgroups_n: int) -> None:
+    # An N-major B needs a swizzle span of at least 32 bytes along N; the multicast slices are spans too.
+    unit = 8 * warpgroups_n
+    if problem.b_major == "n":
+        unit = max(16 * warpgroups_n, 16 * config.cluster_m)
+    if config.tile_n % unit:
+        legal = tuple(range(unit, 257, unit))
+        check_one_of("tile_n", config.tile_n, legal, f"B {problem.b_major}-major with {warpgroups_n} consumer(s) along N")
+
+
+def _shared_memory(
+    config: GemmConfig, problem: GemmProblem, chunks: tuple[tuple[int, int], ...]
+) -> tuple[int, int, tuple[int, int]]:
+    """(stages, store buffers a warpgroup, (bytes of a stage, bytes of a store buffer))."""
+    stage = (config.tile_m + config.tile_n) * config.tile_k * dtype_bytes(problem.a_dtype)
+    buffer = MMA_M * max(width for _, width in chunks) * dtype_bytes(problem.out_dtype)
+    buffer = -(-buffer // ALIGNMENT) * ALIGNMENT
+    steps = len(chunks) * config.tile_m // (MMA_M * _split(config)[0])
+    store_stages = config.store_stages or min(2, steps)
+
+    def room(buffers: int) -> int:
+        return (SMEM_BYTES - BARRIER_BYTES - config.consumers * buffers * buffer) // stage
+
+    stages = config.stages or min(MAX_STAGES, room(store_stages))
+    if stages > MAX_STAGES:
+        raise ConfigError(f"stages={stages}: the kernel has barriers for at most {MAX_STAGES}; use {MAX_STAGES}")
+    if stages < 2 or stages > room(store_stages):
+        needed = BARRIER_BYTES + max(2, stages) * stage + config.consumers * store_stages * buffer
+        fitting = room(store_stages)
+        raise ConfigError(
+            f"{config} needs {needed} bytes of shared memory, a CTA has {SMEM_BYTES}; "
+            + (f"the nearest legal stages is {fitting}" if fitting >= 2 else "no depth of 2 or more fits: use a smaller tile")
+        )
+    if config.store_stages is None:
+        # Leftover room goes to the output buffers: the more, the fewer waits between chunks.
+        while store_stages < steps and room(store_stages + 1) >= stages:
+            store_stages += 1
+    return stages, store_stages, (stage, buffer)

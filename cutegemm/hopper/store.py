@@ -1,0 +1,115 @@
+"""The output store of a consumer warpgroup: accumulators -> registers -> shared memory -> TMA."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import cpasync
+
+from cutegemm.hopper.layouts import CUTE_DTYPES, chunk_copy, chunk_layout, chunk_mma
+from cutegemm.hopper.plan import MMA_M, WARPGROUP_THREADS, HopperPlan
+from cutegemm.problem import GemmProblem
+
+
+@dataclass(frozen=True)
+class TmaStore:
+    """TMA store descriptors, one for each width of output piece (two at most), widest first.
+
+    mD_mnl is the TMA coordinate tensor (M, N, L) of the output.
+    """
+
+    atoms: tuple
+    tensors: tuple
+    plan: cutlass.Constexpr[HopperPlan]
+    problem: cutlass.Constexpr[GemmProblem]
+
+    def prefetch(self):
+        """Fetches the descriptors."""
+        for atom in self.atoms:
+            cpasync.prefetch_descriptor(atom)
+
+    def store(self, accumulators: cute.Tensor, buffers: cute.Pointer, thread: Int32, barrier: Int32, origin: tuple):
+        """Writes this warpgroup's rows and columns of one tile.
+
+        buffers   this warpgroup's output buffers in shared memory
+        thread    0..127 within the warpgroup
+        barrier   the warpgroup's own named barrier
+        origin    (row, column, l) of the warpgroup's first element in D; rows of its further MMAs
+                  follow ``warpgroups_m`` MMA heights apart
+
+        A buffer is written again only after TMA has read it; the last stores are still in flight on
+        return, under the next tile's main loop.
+        """
+        plan = self.plan
+        row, column, batch = origin
+        step = 0
+        for mma in range(plan.warpgroup_m // MMA_M):
+            for first, width in plan.chunks:
+                buffer = step % plan.store_stages
+                self._wait_for_buffer(thread, barrier)
+                self._to_shared(accumulators, buffers, thread, (mma, first, width), buffer)
+                cute.arch.fence_proxy("async.shared", space="cta")
+                cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
+                position = (row + mma * plan.warpgroups_m * MMA_M, column + first, batch)
+                self._to_global(buffers, thread, width, buffer, position)
+                step += 1
+
+    @cute.jit
+    def drain(self, thread: Int32):
+        """Until every store of this warpgroup has read its buffer; before the CTA may exit."""
+        if thread < cute.arch.WARP_SIZE:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def _wait_for_buffer(self, thread: Int32, barrier: Int32):
+        if thread < cute.arch.WARP_SIZE:
+            cute.arch.cp_async_bulk_wait_group(self.plan.store_stages - 1, read=True)
+        cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
+
+    def _to_shared(self, accumulators: cute.Tensor, buffers: cute.Pointer, thread: Int32, piece: tuple, buffer: int):
+        mma, first, width = piece
+        dtype = CUTE_DTYPES[self.problem.out_dtype]
+        # (64, width, buffer)
+        sD = _tensor_at(buffers, chunk_layout(self.plan, self.problem, width))
+        copy = chunk_copy(self.problem, width)
+        thread_copy = copy.get_slice(thread)
+        fragment_shape = chunk_mma(self.problem, width).partition_shape_C((MMA_M, width))
+        values = cute.make_rmem_tensor(fragment_shape, cutlass.Float32)
+        start = mma * self.plan.warpgroup_n // 2 + first // 2
+        for i in range(width // 2):
+            values[i] = accumulators[start + i]
+        out = cute.make_rmem_tensor(fragment_shape, dtype)
+        out.store(values.load().to(dtype))
+        cute.copy(copy, thread_copy.retile(out), thread_copy.partition_D(sD)[None, None, None, buffer])
+
+    @cute.jit
+    def _to_global(self, buffers: cute.Pointer, thread: Int32, width: int, buffer: int, position: tuple):
+        which = 0 if width == self.plan.chunks[0][1] else 1
+        sD = _tensor_at(buffers, chunk_layout(self.plan, self.problem, width))
+        # The piece's own window of D; TMA coordinates, so the offset need not be a multiple of its width.
+        gD = cute.local_tile(cute.domain_offset(position, self.tensors[which]), (MMA_M, width, 1), (0, 0, 0))
+        tSsD, tSgD = cpasync.tma_partition(
+            self.atoms[which], 0, cute.make_layout(1), cute.group_modes(sD, 0, 2), cute.group_modes(gD[None, None, 0], 0, 2)
+        )
+        if thread < cute.arch.WARP_SIZE:
+            cute.copy(self.atoms[which], tSsD[None, buffer], tSgD)
+            cute.arch.cp_async_bulk_commit_group()
+
+
+def make_store(mD_mnl: cute.Tensor, plan: HopperPlan, problem: GemmProblem) -> TmaStore:
+    """Host side: the TMA store descriptors."""
+    atoms = []
+    tensors = []
+    for width in sorted({width for _, width in plan.chunks}, reverse=True):
+        layout = cute.slice_(chunk_layout(plan, problem, width), (None, None, 0))
+        atom, tensor = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(), mD_mnl, layout, (MMA_M, width)
+        )
+        atoms.append(atom)
+        tensors.append(tensor)
+    return TmaStore(tuple(atoms), tuple(tensors), plan, problem)
+
+
+def _tensor_at(pointer: cute.Pointer, layout) -> cute.Tensor:
+    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, pointer.dtype), layout.outer)

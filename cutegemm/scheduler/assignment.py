@@ -1,0 +1,76 @@
+"""Assignments: which tasks a worker takes, independent of what tile a task is.
+
+A worker is a cluster of CTAs (often one CTA). An assignment says where a worker starts and how it
+steps, on the host and on the device alike; a kernel asks it nothing else.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from cutegemm.errors import ConfigError
+from cutegemm.scheduler.arithmetic import Index, minimum
+
+
+@runtime_checkable
+class Assignment(Protocol):
+    """What the kernel and its launch need of an assignment."""
+
+    def workers(self, tasks: Index, resident: Index) -> Index:
+        """Clusters to launch for ``tasks`` tasks when ``resident`` clusters fit on the GPU at once."""
+        ...
+
+    def first(self, worker: Index) -> Index:
+        """The first task of a worker; at or beyond the number of tasks means it has none."""
+        ...
+
+    def next(self, task: Index, workers: Index) -> Index:
+        """The task a worker takes after ``task``; at or beyond the number of tasks ends its work."""
+        ...
+
+
+@dataclass(frozen=True)
+class Persistent:
+    """As many workers as fit on the GPU; worker w takes w, w + W, w + 2W, ...
+
+    ``max_workers`` limits W, for instance to leave SMs to another kernel.
+    """
+
+    max_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        limit = self.max_workers
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+            raise ConfigError(
+                f"Persistent(max_workers={limit!r}): the number of workers must be an integer of at least 1, "
+                "or None for as many as fit"
+            )
+
+    def workers(self, tasks: Index, resident: Index) -> Index:
+        """See Assignment.workers."""
+        limit = resident if self.max_workers is None else minimum(resident, self.max_workers)
+        return minimum(tasks, limit)
+
+    def first(self, worker: Index) -> Index:
+        """See Assignment.first."""
+        return worker
+
+    def next(self, task: Index, workers: Index) -> Index:
+        """See Assignment.next."""
+        return task + workers
+
+
+@dataclass(frozen=True)
+class Static:
+    """One worker per task, in launch order: worker w takes task w and ends."""
+
+    def workers(self, tasks: Index, resident: Index) -> Index:
+        """See Assignment.workers."""
+        return tasks
+
+    def first(self, worker: Index) -> Index:
+        """See Assignment.first."""
+        return worker
+
+    def next(self, task: Index, workers: Index) -> Index:
+        """See Assignment.next."""
+        return task + workers
