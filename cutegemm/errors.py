@@ -36,3 +36,11 @@ class BuildError(CutegemmError, RuntimeError):
 
 class MissingDependencyError(CutegemmError, ImportError):
     """A package cutegemm needs for this step is missing or of an untested version."""
+
+
+class StaleSourceError(CutegemmError, RuntimeError):
+    """A source file of the package changed on disk after this process imported it; restart to compile."""
+
+
+class CacheWarning(UserWarning):
+    """The kernel cache on disk is damaged or cannot be used: the kernel is right, but slower to get."""
