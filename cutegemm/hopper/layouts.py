@@ -10,7 +10,7 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from cutegemm.hopper.plan import MMA_M, HopperPlan
-from cutegemm.problem import GemmProblem
+from cutegemm.problem import GemmProblem, dtype_bytes
 
 CUTE_DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
 
@@ -21,10 +21,13 @@ _MAJOR_MODE = {"k": OperandMajorMode.K, "m": OperandMajorMode.MN, "n": OperandMa
 class Layouts:
     """Everything static the kernel needs to know about where data sits.
 
-    a_staged, b_staged    (tile_m, tile_k, stage) and (tile_n, tile_k, stage), swizzled
+    a_stage, b_stage      (tile_m, tile_k) and (tile_n, tile_k) of one stage, swizzled
+    a_staged, b_staged    the same with a trailing stage mode
     tiled_mma             the WGMMA of all warpgroups that share a tile
     """
 
+    a_stage: Any
+    b_stage: Any
     a_staged: Any
     b_staged: Any
     tiled_mma: Any
@@ -43,24 +46,34 @@ def make_layouts(plan: HopperPlan, problem: GemmProblem) -> Layouts:
         (plan.warpgroups_m, plan.warpgroups_n, 1),
         tiler_mn=(MMA_M, plan.warpgroup_n),
     )
-    a_span = config.tile_k if problem.a_major == "k" else config.tile_m // config.cluster_n
-    b_span = config.tile_k if problem.b_major == "k" else _common_span(plan)
+    a_k_major = problem.a_major == "k"
+    b_k_major = problem.b_major == "k"
+    a_atom = _operand_atom(dtype, a_k_major, config.tile_k if a_k_major else config.tile_m // config.cluster_n)
+    b_atom = _operand_atom(dtype, b_k_major, config.tile_k if b_k_major else _common_span(plan))
+    a_tile, b_tile = (config.tile_m, config.tile_k), (config.tile_n, config.tile_k)
     return Layouts(
-        a_staged=_operand(dtype, (config.tile_m, config.tile_k), problem.a_major == "k", a_span, plan.stages),
-        b_staged=_operand(dtype, (config.tile_n, config.tile_k), problem.b_major == "k", b_span, plan.stages),
+        a_stage=_filled(a_atom, a_tile, a_k_major),
+        b_stage=_filled(b_atom, b_tile, b_k_major),
+        a_staged=_filled(a_atom, (*a_tile, plan.stages), a_k_major),
+        b_staged=_filled(b_atom, (*b_tile, plan.stages), b_k_major),
         tiled_mma=tiled_mma,
     )
 
 
+def chunk_piece(problem: GemmProblem, width: int):
+    """(64, width): one output piece in shared memory, swizzled along D's contiguous mode."""
+    layout = LayoutEnum.ROW_MAJOR if problem.out_major == "n" else LayoutEnum.COL_MAJOR
+    dtype = CUTE_DTYPES[problem.out_dtype]
+    span = width if problem.out_major == "n" else MMA_M
+    atom = warpgroup.make_smem_layout_atom(hopper_helpers.get_smem_layout_atom(layout, dtype, span), dtype)
+    return _filled(atom, (MMA_M, width), problem.out_major == "n")
+
+
 def chunk_layout(plan: HopperPlan, problem: GemmProblem, width: int):
     """(64, width, buffer): the output buffers of one warpgroup, seen as pieces ``width`` columns wide."""
-    dtype = CUTE_DTYPES[problem.out_dtype]
-    layout = LayoutEnum.ROW_MAJOR if problem.out_major == "n" else LayoutEnum.COL_MAJOR
-    piece = hopper_helpers.make_smem_layout_epi(dtype, layout, (MMA_M, width), 1)
-    buffer_elements = plan.store_buffer_bytes * 8 // dtype.width
-    outer = cute.append(
-        cute.select(piece.outer, mode=[0, 1]), cute.make_layout(plan.store_stages, stride=buffer_elements)
-    )
+    piece = chunk_piece(problem, width)
+    buffer_elements = plan.store_buffer_bytes // dtype_bytes(problem.out_dtype)
+    outer = cute.append(piece.outer, cute.make_layout(plan.store_stages, stride=buffer_elements))
     return cute.make_composed_layout(piece.inner, 0, outer)
 
 
@@ -97,9 +110,17 @@ def _common_span(plan: HopperPlan) -> int:
     return span
 
 
-def _operand(dtype: Any, tile: tuple[int, int], k_major: bool, span: int, stages: int):
-    """(rows, k, stage) in the widest swizzle that divides the contiguous span."""
+def _operand_atom(dtype: Any, k_major: bool, span: int):
+    """The widest swizzle atom that divides ``span`` contiguous elements."""
     layout = LayoutEnum.ROW_MAJOR if k_major else LayoutEnum.COL_MAJOR
-    kind = hopper_helpers.get_smem_layout_atom(layout, dtype, span)
-    atom = warpgroup.make_smem_layout_atom(kind, dtype)
-    return cute.tile_to_shape(atom, (*tile, stages), order=(0, 1, 2) if k_major else (1, 0, 2))
+    return warpgroup.make_smem_layout_atom(hopper_helpers.get_smem_layout_atom(layout, dtype, span), dtype)
+
+
+def _filled(atom: Any, shape: tuple[int, ...], second_contiguous: bool):
+    """A shape (rows, columns[, stage]) filled with atoms, the contiguous mode's neighbours last.
+
+    The unstaged form is built as such rather than sliced from the staged one: the compiler aborts on
+    slices whose row count is 8 mod 16.
+    """
+    order = (0, 1, 2) if second_contiguous else (1, 0, 2)
+    return cute.tile_to_shape(atom, shape, order=order[: len(shape)])

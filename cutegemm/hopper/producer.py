@@ -74,8 +74,8 @@ def make_producer(mA_mkl: cute.Tensor, mB_nkl: cute.Tensor, layouts: Layouts, pl
     """Host side: the TMA descriptors of A and B."""
     config = plan.config
     # A is shared along N (same rows), B along M (same columns).
-    atom_a, tma_a = _load_atom(mA_mkl, layouts.a_staged, (config.tile_m, config.tile_k), config.cluster_n)
-    atom_b, tma_b = _load_atom(mB_nkl, layouts.b_staged, (config.tile_n, config.tile_k), config.cluster_m)
+    atom_a, tma_a = _load_atom(mA_mkl, layouts.a_stage, (config.tile_m, config.tile_k), config.cluster_n)
+    atom_b, tma_b = _load_atom(mB_nkl, layouts.b_stage, (config.tile_n, config.tile_k), config.cluster_m)
     return TmaProducer(atom_a, tma_a, atom_b, tma_b)
 
 
@@ -119,8 +119,6 @@ def _multicast_mask(count: int, step: int, first: Int32) -> Int32:
     return Int32(bits) << first
 
 
-def _load_atom(tensor: cute.Tensor, staged, tile: tuple[int, int], multicast: int):
+def _load_atom(tensor: cute.Tensor, stage, tile: tuple[int, int], multicast: int):
     op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
-    return cpasync.make_tiled_tma_atom(
-        op, tensor, cute.slice_(staged, (None, None, 0)), tile, num_multicast=multicast
-    )
+    return cpasync.make_tiled_tma_atom(op, tensor, stage, tile, num_multicast=multicast)

@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
-from cutegemm.hopper.layouts import CUTE_DTYPES, chunk_copy, chunk_layout, chunk_mma
+from cutegemm.hopper.layouts import CUTE_DTYPES, chunk_copy, chunk_layout, chunk_mma, chunk_piece
 from cutegemm.hopper.plan import MMA_M, WARPGROUP_THREADS, HopperPlan
 from cutegemm.problem import GemmProblem
 
@@ -102,10 +102,8 @@ def make_store(mD_mnl: cute.Tensor, plan: HopperPlan, problem: GemmProblem) -> T
     atoms = []
     tensors = []
     for width in sorted({width for _, width in plan.chunks}, reverse=True):
-        layout = cute.slice_(chunk_layout(plan, problem, width), (None, None, 0))
-        atom, tensor = cpasync.make_tiled_tma_atom(
-            cpasync.CopyBulkTensorTileS2GOp(), mD_mnl, layout, (MMA_M, width)
-        )
+        piece = chunk_piece(problem, width)
+        atom, tensor = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), mD_mnl, piece, (MMA_M, width))
         atoms.append(atom)
         tensors.append(tensor)
     return TmaStore(tuple(atoms), tuple(tensors), plan, problem)
