@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import sysconfig
 import tempfile
 import threading
 import traceback
@@ -30,6 +31,7 @@ __all__ = [
     "compile_to_files",
     "first_complaint",
     "instruction_histogram",
+    "launched_smem_bytes",
     "load_object",
 ]
 
@@ -237,7 +239,7 @@ def compile_to_files(
             f"the compiler produced no device code for {target}: the host function launches no kernel, or "
             f"the temporary folder {tempfile.gettempdir()} is full"
         )
-    check_kernel(only_kernel(cubin), ptx, facts)
+    check_kernel(only_kernel(cubin), ptx, host.decode(), facts)
     host_files = (
         {HOST_FILE: host} if len(host) < LARGE_TEXT else {f"{HOST_FILE}.gz": gzip.compress(host, mtime=0)}
     )
@@ -251,14 +253,36 @@ def compile_to_files(
     }
 
 
-def check_kernel(kernel: CubinKernel, ptx: str, facts: Mapping[str, Any]) -> None:
-    """Raise BuildError unless cubin, PTX and facts speak of the same kernel."""
+def check_kernel(kernel: CubinKernel, ptx: str, host: str, facts: Mapping[str, Any]) -> None:
+    """Raise BuildError unless cubin, PTX, host code and facts speak of the same kernel."""
     if ptx_entries(ptx) != [kernel.name]:
         raise BuildError(f"the cubin holds the kernel {kernel.name}, the PTX {ptx_entries(ptx)}")
     if kernel.threads is not None and kernel.threads != facts["threads"]:
         raise BuildError(
-            f"the kernel is launched with {kernel.threads} threads, its builder says {facts['threads']}"
+            f"{kernel.name} is launched with {kernel.threads} threads, its builder says {facts['threads']}"
         )
+    dynamic = launched_smem_bytes(host)
+    if dynamic is not None and dynamic > facts["smem_bytes"]:
+        raise BuildError(
+            f"{kernel.name} is launched with {dynamic} bytes of shared memory, its builder says "
+            f"{facts['smem_bytes']}"
+        )
+
+
+# The launch configuration as the host code lays it out: grid, block, shared memory, stream, attributes, count.
+_LAUNCH = r"!llvm\.struct<\(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32\)>"
+_SMEM_FIELD = re.compile(
+    rf"(%\d+) = llvm\.getelementptr %\d+\[0, 2\] : .*{_LAUNCH}\s+llvm\.store (%\d+), \1 : i64"
+)
+
+
+def launched_smem_bytes(host: str) -> int | None:
+    """Bytes of dynamic shared memory the host code launches its kernel with, None if it is not a constant."""
+    for function in host.split("llvm.func ")[1:]:  # value names are local to a function
+        if store := _SMEM_FIELD.search(function):
+            constant = re.search(rf"{store[2]} = llvm\.mlir\.constant\((\d+) : i64\)", function)
+            return int(constant[1]) if constant else None
+    return None
 
 
 def ptx_entries(ptx: str) -> list[str]:
@@ -290,8 +314,9 @@ def first_complaint(error: BaseException) -> str:
         complaint = lines[0] if lines else "no further explanation"
         if not isinstance(error, CutegemmError):
             complaint = f"{type(error).__name__}: {complaint}"
-    place = _PLACE.search(text)
-    where = f"{Path(place[1]).name}:{place[2]}" if place else _raised_at(error)
+    complaint = re.split(r"\.\s+(?=[A-Z])", complaint)[0]
+    places = [f"{Path(name).name}:{line}" for name, line in _PLACE.findall(text) if name != __file__]
+    where = places[0] if places else _raised_at(error)
     complaint = complaint.strip().rstrip(".")
     if len(complaint) > 400:
         complaint = complaint[:400] + " ..."
@@ -299,10 +324,16 @@ def first_complaint(error: BaseException) -> str:
 
 
 def _raised_at(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [
-        frame
-        for frame in frames
-        if f"{os.sep}cutlass{os.sep}" not in frame.filename and os.path.exists(frame.filename)
-    ]
-    return f"{Path(outside[-1].filename).name}:{outside[-1].lineno}" if outside else ""
+    """File and line of the innermost frame that is neither this module, the DSL nor Python's own library."""
+    library = sysconfig.get_path("stdlib") + os.sep
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        name = frame.filename
+        in_library = name.startswith(library) and "site-packages" not in name
+        if (
+            name != __file__
+            and not in_library
+            and f"{os.sep}cutlass{os.sep}" not in name
+            and os.path.exists(name)
+        ):
+            return f"{Path(name).name}:{frame.lineno}"
+    return ""
