@@ -1,0 +1,201 @@
+"""The command line: one parser; each command parses, calls the function that does the work, and prints.
+
+Whatever a command needs is imported when it runs, so that `doctor` works where the DSL does not.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cutegemm.errors import CutegemmError
+
+if TYPE_CHECKING:
+    from cutegemm.inspection import Request
+
+EXIT_REFUSED = 2  # what was asked cannot be done; argparse uses the same for what it cannot read
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. A CutegemmError becomes one line on stderr and exit code 2."""
+    arguments = parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        code = command(arguments)
+        sys.stdout.flush()
+        return code
+    except CutegemmError as error:
+        print(f"cutegemm: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_REFUSED
+    except BrokenPipeError:
+        # `... inspect --sass | head`: the reader has what it wanted. What is still buffered must go somewhere,
+        # or the interpreter complains when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("cutegemm: interrupted", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    top = argparse.ArgumentParser(
+        prog="python -m cutegemm", description="GEMM kernels for Hopper and Blackwell, from Python."
+    )
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    explain = commands.add_parser("explain", help="why a shape gets the configuration it gets")
+    _add_problem(explain)
+    explain.set_defaults(command=_explain)
+
+    inspect = commands.add_parser("inspect", help="compile a kernel and show its resources and instructions")
+    _add_problem(inspect)
+    _add_config(inspect)
+    shown = inspect.add_mutually_exclusive_group()
+    shown.add_argument("--ptx", action="store_true", help="print the PTX and nothing else")
+    shown.add_argument("--sass", action="store_true", help="print the SASS and nothing else")
+    inspect.add_argument(
+        "--save", metavar="DIR", type=Path, help="write kernel.ptx, .cubin and .sass into DIR"
+    )
+    inspect.set_defaults(command=_inspect)
+
+    doctor = commands.add_parser("doctor", help="what this machine can do, and what is in the way")
+    doctor.add_argument("--json", action="store_true", help="the findings as JSON")
+    doctor.add_argument("--error", metavar="TEXT", help="explain an error message instead")
+    doctor.set_defaults(command=_doctor)
+
+    cache = commands.add_parser("cache", help="the compiled kernels on disk")
+    cache.add_argument("--clear", action="store_true", help="remove them")
+    cache.set_defaults(command=_cache)
+    return top
+
+
+def _size(text: str) -> int | None:
+    if text in ("?", "any"):
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size; write a whole number, or ? if it varies"
+        ) from None
+
+
+def _pair_or_triple(count: int, example: str) -> Callable[[str], tuple[int, ...]]:
+    def read(text: str) -> tuple[int, ...]:
+        parts = text.lower().split("x")
+        if len(parts) != count or not all(part.isdecimal() for part in parts):
+            raise argparse.ArgumentTypeError(f"{text!r} is not of the form {example}")
+        return tuple(map(int, parts))
+
+    return read
+
+
+def _dtype(text: str) -> str:
+    return _DTYPES.get(text, text)
+
+
+def _add_problem(command: argparse.ArgumentParser) -> None:
+    for name in "MNK":
+        command.add_argument(name.lower(), metavar=name, type=_size, help=f"size {name}, or ? if it varies")
+    command.add_argument(
+        "--batch", metavar="L", type=_size, default=1, help="independent products (default 1)"
+    )
+    command.add_argument("--dtype", type=_dtype, default="bfloat16", help="of A and B (default bfloat16)")
+    command.add_argument("--out-dtype", type=_dtype, help="of D (default: as A and B)")
+    command.add_argument(
+        "--a-major", choices=("k", "m"), default="k", help="contiguous mode of A (default k)"
+    )
+    command.add_argument(
+        "--b-major", choices=("k", "n"), default="k", help="contiguous mode of B (default k)"
+    )
+    command.add_argument(
+        "--out-major", choices=("n", "m"), default="n", help="contiguous mode of D (default n)"
+    )
+    command.add_argument("--target", help="sm_90a or sm_100a (default: the GPU here, without one sm_90a)")
+
+
+def _add_config(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group(
+        "configuration", "left out, the heuristic chooses; given, --tile is needed"
+    )
+    group.add_argument(
+        "--tile", metavar="MxNxK", type=_pair_or_triple(3, "128x256x64"), help="tile, elements"
+    )
+    group.add_argument("--cluster", metavar="MxN", type=_pair_or_triple(2, "2x1"), help="CTAs of a cluster")
+    group.add_argument("--stages", type=int, help="pipeline stages (default: as many as fit)")
+    group.add_argument("--consumers", type=int, help="consumer warpgroups")
+    group.add_argument(
+        "--schedule", choices=("cooperative", "pingpong"), help="how the consumers share tiles"
+    )
+
+
+def _request(arguments: argparse.Namespace) -> "Request":
+    from cutegemm.inspection import Request
+
+    shape = (arguments.m, arguments.n, arguments.k)
+    if arguments.batch != 1:
+        shape = (arguments.batch, *shape)
+    config: dict[str, object] = {}
+    if getattr(arguments, "tile", None) is not None:
+        config.update(zip(("tile_m", "tile_n", "tile_k"), arguments.tile, strict=True))
+    if getattr(arguments, "cluster", None) is not None:
+        config.update(zip(("cluster_m", "cluster_n"), arguments.cluster, strict=True))
+    for name in ("stages", "consumers", "schedule"):
+        if getattr(arguments, name, None) is not None:
+            config[name] = getattr(arguments, name)
+    return Request(
+        shape=shape,
+        dtype=arguments.dtype,
+        out_dtype=arguments.out_dtype,
+        majors=(arguments.a_major, arguments.b_major, arguments.out_major),
+        target=arguments.target,
+        config=config,
+    )
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    print(_request(arguments).compile().explain())
+    return 0
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from cutegemm.inspection import inspect, save
+
+    report = inspect(_request(arguments))
+    if arguments.save is not None:
+        for path in save(report, arguments.save):
+            print(path, file=sys.stderr)
+    if arguments.ptx:
+        print(report.artifact.ptx)
+    elif arguments.sass:
+        print(report.artifact.sass)
+    else:
+        report.render(Console())
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from cutegemm.doctor import doctor
+
+    return doctor(as_json=arguments.json, error=arguments.error)
+
+
+def _cache(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from cutegemm.cache import default_cache
+    from cutegemm.inspection import cache_table
+
+    cache = default_cache()
+    if arguments.clear:
+        print(f"{cache.clear()} kernels removed from {cache.root}")
+        return 0
+    Console().print(cache_table(cache))
+    return 0
