@@ -32,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"cutegemm: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_REFUSED
     except BrokenPipeError:
-        # `... inspect --sass | head`: the reader has what it wanted. What is still buffered must go somewhere,
-        # or the interpreter complains when it flushes at its end.
+        # `... inspect --sass | head`: the reader has what it wanted. What is still buffered must go
+        # somewhere, or the interpreter complains when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

@@ -183,6 +183,12 @@ CASES: dict[str, Case] = {
         "NVIDIA L40S, compute capability 8.9: no cutegemm kernel runs",
         "9.0 (sm_90a) or 10.0 (sm_100a)",
     ),
+    "gpu that kernels are yet to be written for": (
+        replace(
+            GOOD, gpus=(replace(H200, name="NVIDIA B200", capability=(10, 0)),), built_targets=("sm_90a",)
+        ),
+        checks.check_gpus, "problem", "running", "has no sm_100a kernels yet", "sm_90a",
+    ),
     "gpu of unknown capability": (
         replace(GOOD, gpus=(replace(H200, capability=None),)),
         checks.check_gpus, "problem", "running", "does not tell its compute capability", "driver",
@@ -256,6 +262,8 @@ def test_what_prevents_running_or_compiling_shows_in_the_summary() -> None:
     broken = diagnose(CASES["no cutlass"][0])
     assert broken[-1].state == "problem"
     assert "Nothing can be compiled" in broken[-1].sentence
+    unwritten = diagnose(CASES["gpu that kernels are yet to be written for"][0])
+    assert unwritten[-1].sentence == "Only compiles sm_90a kernels."
     blackwell = replace(GOOD, gpus=(replace(H200, name="NVIDIA B200", capability=(10, 0)),))
     assert diagnose(blackwell)[-1].sentence == "Runs sm_100a kernels, only compiles sm_90a kernels."
 

@@ -115,7 +115,9 @@ def run_step(title: str, command: Sequence[str], *, log: Path) -> None:
                     print(f"   {title}: {now - started:.0f} s", flush=True)
                     said = now
     seconds = time.monotonic() - started
-    print(f"\r-- {title}: {'done' if status == 0 else 'failed'}, {seconds:.0f} s", flush=True)
+    outcome = "done" if status == 0 else "failed"
+    start = "\r" if live else ""
+    print(f"{start}-- {title}: {outcome}, {seconds:.0f} s", flush=True)
     if status != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
         raise SetupError(f"{title} failed: {' '.join(command)}\n{tail}\n(the whole output is in {log})")
@@ -149,8 +151,8 @@ def install_torch(kind: str, host: HostTorch | None, venv: Path, pip: list[str],
 
 def make_venv(venv: Path, kind: str) -> None:
     """Create ``venv`` and install torch, cutegemm (editable), its tests' needs and its tools into it."""
-    venv.parent.mkdir(parents=True, exist_ok=True)
-    log = venv.parent / f"{venv.name}-setup.log"
+    venv.mkdir(parents=True, exist_ok=True)
+    log = venv / "setup.log"
     log.write_bytes(b"")
     host = host_torch(sys.executable) if kind in ("auto", "host") else None
     if kind == "auto":
@@ -170,7 +172,6 @@ def make_venv(venv: Path, kind: str) -> None:
     else:
         print(f"-- torch {present.group(1)} is there already")
     run_step("cutegemm and what it needs", [*pip, "install", "-e", f".[{EXTRAS}]"], log=log)
-    log.replace(venv / "setup.log")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -313,7 +313,7 @@ def check_gpus(machine: Machine) -> list[Finding]:
     """Each GPU: which target it runs, who else is on it."""
     findings = []
     for gpu in machine.gpus:
-        findings.append(_architecture(gpu))
+        findings.append(_architecture(gpu, machine.built_targets))
         findings += _other_users(gpu)
         if gpu.smem_per_block is not None and gpu.smem_per_block < SMEM_PER_BLOCK:
             findings.append(
@@ -329,7 +329,7 @@ def check_gpus(machine: Machine) -> list[Finding]:
     return findings
 
 
-def _architecture(gpu: GpuState) -> Finding:
+def _architecture(gpu: GpuState, built: Sequence[str]) -> Finding:
     subject, memory = f"gpu {gpu.index}", f"{gpu.memory_mib / 1024:.0f} GiB"
     if gpu.capability is None:
         return Finding(
@@ -341,6 +341,14 @@ def _architecture(gpu: GpuState) -> Finding:
         )
     capability = _dotted(gpu.capability)
     target = target_of_capability(*gpu.capability)
+    if target is not None and target not in built:
+        return Finding(
+            subject,
+            "problem",
+            f"{gpu.name}, compute capability {capability}: this cutegemm has no {target} kernels yet.",
+            f"Use a GPU that runs {' or '.join(built)}, or a later version.",
+            "running",
+        )
     if target is not None:
         return Finding(
             subject, "ok", f"{gpu.name}, {memory}, compute capability {capability}: runs {target} kernels."
@@ -467,12 +475,12 @@ def _summary(machine: Machine, findings: Sequence[Finding]) -> Finding:
         return Finding(
             "in short", "problem", "Nothing can be compiled here until the problems above are solved."
         )
-    running = {target_of_capability(*gpu.capability) for gpu in machine.gpus if gpu.capability} - {None}
+    running = {target_of_capability(*gpu.capability) for gpu in machine.gpus if gpu.capability}
     # A fault of one GPU does not stop another; a fault of driver or torch stops all.
     if any(f.prevents == "running" and not f.subject.startswith("gpu") for f in findings):
         running = set()
-    runs = [target for target in SUPPORTED_TARGETS if target in running]
-    compiles = [target for target in SUPPORTED_TARGETS if target not in running]
+    runs = [target for target in machine.built_targets if target in running]
+    compiles = [target for target in machine.built_targets if target not in running]
     words = []
     if runs:
         words.append(f"Runs {' and '.join(runs)} kernels")
