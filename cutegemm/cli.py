@@ -22,7 +22,8 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "fl
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. A CutegemmError becomes one line on stderr and exit code 2."""
-    arguments = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser(words[0] if words else "").parse_args(words)
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
         code = command(arguments)
@@ -41,8 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def parser(first_word: str = "") -> argparse.ArgumentParser:
+    """The parser of all commands.
+
+    The bench declares its own arguments, and importing it imports torch: it is asked only when ``first_word``
+    says that it is the one wanted.
+    """
     top = argparse.ArgumentParser(
         prog="python -m cutegemm", description="GEMM kernels for Hopper and Blackwell, from Python."
     )
@@ -62,6 +67,13 @@ def parser() -> argparse.ArgumentParser:
         "--save", metavar="DIR", type=Path, help="write kernel.ptx, .cubin and .sass into DIR"
     )
     inspect.set_defaults(command=_inspect)
+
+    bench = commands.add_parser("bench", help="measure on the GPU, next to cuBLAS and other libraries")
+    if first_word == "bench":
+        from cutegemm.bench import add_arguments
+
+        add_arguments(bench)
+    bench.set_defaults(command=_bench)
 
     doctor = commands.add_parser("doctor", help="what this machine can do, and what is in the way")
     doctor.add_argument("--json", action="store_true", help="the findings as JSON")
@@ -128,10 +140,12 @@ def _add_config(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--cluster", metavar="MxN", type=_pair_or_triple(2, "2x1"), help="CTAs of a cluster")
     group.add_argument("--stages", type=int, help="pipeline stages (default: as many as fit)")
+    group.add_argument("--store-stages", type=int, help="output buffers of a consumer warpgroup")
     group.add_argument("--consumers", type=int, help="consumer warpgroups")
     group.add_argument(
         "--schedule", choices=("cooperative", "pingpong"), help="how the consumers share tiles"
     )
+    group.add_argument("--swap-ab", action="store_true", default=None, help="compute the transposed product")
 
 
 def _request(arguments: argparse.Namespace) -> "Request":
@@ -145,7 +159,7 @@ def _request(arguments: argparse.Namespace) -> "Request":
         config.update(zip(("tile_m", "tile_n", "tile_k"), arguments.tile, strict=True))
     if getattr(arguments, "cluster", None) is not None:
         config.update(zip(("cluster_m", "cluster_n"), arguments.cluster, strict=True))
-    for name in ("stages", "consumers", "schedule"):
+    for name in ("stages", "store_stages", "consumers", "schedule", "swap_ab"):
         if getattr(arguments, name, None) is not None:
             config[name] = getattr(arguments, name)
     return Request(
@@ -179,6 +193,12 @@ def _inspect(arguments: argparse.Namespace) -> int:
     else:
         report.render(Console())
     return 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from cutegemm.bench import main as run_bench
+
+    return run_bench(arguments)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """The command line: what is parsed, what is refused and how, and `inspect` on a really compiled kernel."""
 
+import argparse
 import io
 import json
 import os
@@ -40,7 +41,8 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_sizes_and_the_rest_reach_the_request() -> None:
     assert request_of("explain", "64", "?", "7168") == Request((64, None, 7168))
     words = "inspect 8 16 32 --batch 4 --dtype fp16 --out-dtype fp32 --a-major m --b-major n --out-major m"
-    words += " --target sm_100a --tile 128x256x64 --cluster 2x1 --stages 4 --consumers 2 --schedule pingpong"
+    words += " --target sm_100a --tile 128x256x64 --cluster 2x1 --stages 4 --store-stages 2"
+    words += " --consumers 2 --schedule pingpong --swap-ab"
     assert request_of(*words.split()) == Request(
         (4, 8, 16, 32),
         dtype="float16",
@@ -54,8 +56,10 @@ def test_sizes_and_the_rest_reach_the_request() -> None:
             "cluster_m": 2,
             "cluster_n": 1,
             "stages": 4,
+            "store_stages": 2,
             "consumers": 2,
             "schedule": "pingpong",
+            "swap_ab": True,
         },
     )
 
@@ -237,6 +241,26 @@ def test_cache_lists_and_clears(tmp_path: Path) -> None:
     assert "1 kernels" in run("cache", **here).stdout
     assert "1 kernels removed" in run("cache", "--clear", **here).stdout
     assert "0 kernels" in run("cache", **here).stdout
+
+
+def test_bench_takes_its_own_arguments_and_its_exit_code_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import cutegemm.bench
+
+    seen = []
+
+    def run_bench(arguments: argparse.Namespace) -> int:
+        seen.append(arguments)
+        return 3
+
+    monkeypatch.setattr(cutegemm.bench, "main", run_bench)
+    assert cli.main(["bench", "64", "128", "256", "--quick"]) == 3
+    assert seen[0].sizes == [64, 128, 256]
+    assert seen[0].quick is True
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--help"])
+    assert "--suite" in capsys.readouterr().out
 
 
 def test_doctor_in_json() -> None:
