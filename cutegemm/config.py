@@ -88,6 +88,8 @@ def check_one_of(name: str, value: int, allowed: tuple[int, ...], why: str) -> N
     """Raises ConfigError naming the limit and the nearest legal value when ``value`` is not allowed."""
     if value not in allowed:
         listed = (
-            ", ".join(map(str, allowed)) if len(allowed) <= 8 else f"{allowed[0]}, {allowed[1]}, ..., {allowed[-1]}"
+            ", ".join(map(str, allowed))
+            if len(allowed) <= 8
+            else f"{allowed[0]}, {allowed[1]}, ..., {allowed[-1]}"
         )
         raise ConfigError(f"{name}={value}: {why} allows {listed}; the nearest is {nearest(value, allowed)}")

@@ -1,7 +1,7 @@
 """GemmProblem: the question a user asks, D = A @ B, and every check of it.
 
-    A (M, K), B (K, N), D (M, N), or with a leading batch mode L. Sizes may be None: known at the call.
-    Majors name the contiguous mode: A "k" or "m", B "k" or "n", D "n" or "m".
+A (M, K), B (K, N), D (M, N), or with a leading batch mode L. Sizes may be None: known at the call.
+Majors name the contiguous mode: A "k" or "m", B "k" or "n", D "n" or "m".
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,9 @@ class GemmProblem:
         for name, value in (("a_major", a_major), ("b_major", b_major), ("out_major", out_major)):
             if value not in MAJORS[name]:
                 first, second = MAJORS[name]
-                raise ProblemError(f'{name}={value!r} is unknown; use "{first}" or "{second}", the contiguous mode')
+                raise ProblemError(
+                    f'{name}={value!r} is unknown; use "{first}" or "{second}", the contiguous mode'
+                )
         batched = len(sizes) == 4
         l, m, n, k = sizes if batched else (1, *sizes)  # noqa: E741
         return cls(m, n, k, l, a_dtype, b_dtype, out, a_major, b_major, out_major, batched)
@@ -96,6 +98,13 @@ class GemmProblem:
         """The same question with all sizes known."""
         return GemmProblem(
             m, n, k, l, self.a_dtype, self.b_dtype, self.out_dtype,
+            self.a_major, self.b_major, self.out_major, self.batched,
+        )  # fmt: skip
+
+    def kind(self) -> "GemmProblem":
+        """Dtypes, majors and rank without sizes: what a kernel is compiled for."""
+        return GemmProblem(
+            None, None, None, None, self.a_dtype, self.b_dtype, self.out_dtype,
             self.a_major, self.b_major, self.out_major, self.batched,
         )  # fmt: skip
 
@@ -164,7 +173,9 @@ def _read_shape(shape: object) -> tuple[int | None, ...]:
         if size is None:
             continue
         if not isinstance(size, int) or isinstance(size, bool):
-            raise OperandTypeError(f"{name}={size!r} in shape={sizes!r} must be an integer, or None if known at the call")
+            raise OperandTypeError(
+                f"{name}={size!r} in shape={sizes!r} must be an integer, or None if known at the call"
+            )
         if not 0 <= size <= MAX_SIZE:
             raise ProblemError(f"{name}={size} in shape={sizes!r} must lie in 0..{MAX_SIZE}")
     return sizes

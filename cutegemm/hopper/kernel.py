@@ -87,7 +87,9 @@ class HopperGemm:
         clusters_n = cute.ceil_div(n, config.tile_n * config.cluster_n)
         tasks = clusters_m * clusters_n * batch
         workers = self.scheduler.assignment.workers(tasks, resident)
-        grid = TaskGrid(clusters_m, clusters_n, Int32(batch), workers, cute.ceil_div(mA_mkl.shape[1], config.tile_k))
+        grid = TaskGrid(
+            clusters_m, clusters_n, Int32(batch), workers, cute.ceil_div(mA_mkl.shape[1], config.tile_k)
+        )
         self.kernel(producer, store, layouts.tiled_mma, layouts.a_staged, layouts.b_staged, grid).launch(
             grid=(workers * config.cluster_size, 1, 1),
             block=(plan.threads, 1, 1),
@@ -225,7 +227,14 @@ class HopperGemm:
 
     @cute.jit
     def _consume(
-        self, mainloop: WgmmaMainloop, store: TmaStore, buffers, grid: TaskGrid, worker: Int32, cta: tuple, consumer: Int32
+        self,
+        mainloop: WgmmaMainloop,
+        store: TmaStore,
+        buffers,
+        grid: TaskGrid,
+        worker: Int32,
+        cta: tuple,
+        consumer: Int32,
     ):
         """Consumer warpgroup: every tile of its team, main loop then store."""
         plan = self.plan
@@ -250,13 +259,17 @@ class HopperGemm:
         if cutlass.const_expr(plan.teams == 2):
             if consumer == 1:
                 # The second team starts one tile later; it grants the first its first turn.
-                cute.arch.barrier_arrive(barrier_id=NamedBarrier.TURN, number_of_threads=2 * WARPGROUP_THREADS)
+                cute.arch.barrier_arrive(
+                    barrier_id=NamedBarrier.TURN, number_of_threads=2 * WARPGROUP_THREADS
+                )
                 task = self.scheduler.assignment.next(task, grid.workers)
                 cursor = mainloop.ring.skipped(cursor, grid.k_tiles)
         while task < tasks:
             m, n, batch = self._tile(task, grid, cta)
             if cutlass.const_expr(plan.teams == 2):
-                cute.arch.barrier(barrier_id=NamedBarrier.TURN + consumer, number_of_threads=2 * WARPGROUP_THREADS)
+                cute.arch.barrier(
+                    barrier_id=NamedBarrier.TURN + consumer, number_of_threads=2 * WARPGROUP_THREADS
+                )
             cursor = mainloop.compute(accumulators, cursor, grid.k_tiles)
             if cutlass.const_expr(plan.teams == 2):
                 cute.arch.barrier_arrive(

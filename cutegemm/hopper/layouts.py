@@ -48,7 +48,9 @@ def make_layouts(plan: HopperPlan, problem: GemmProblem) -> Layouts:
     )
     a_k_major = problem.a_major == "k"
     b_k_major = problem.b_major == "k"
-    a_atom = _operand_atom(dtype, a_k_major, config.tile_k if a_k_major else config.tile_m // config.cluster_n)
+    a_atom = _operand_atom(
+        dtype, a_k_major, config.tile_k if a_k_major else config.tile_m // config.cluster_n
+    )
     b_atom = _operand_atom(dtype, b_k_major, config.tile_k if b_k_major else _common_span(plan))
     a_tile, b_tile = (config.tile_m, config.tile_k), (config.tile_n, config.tile_k)
     return Layouts(
@@ -97,7 +99,13 @@ def chunk_mma(problem: GemmProblem, width: int):
     """An MMA that names who holds what of a (64, width) piece; never executed."""
     dtype = CUTE_DTYPES[problem.a_dtype]
     return hopper_helpers.make_trivial_tiled_mma(
-        dtype, dtype, OperandMajorMode.K, OperandMajorMode.K, cutlass.Float32, (1, 1, 1), tiler_mn=(MMA_M, width)
+        dtype,
+        dtype,
+        OperandMajorMode.K,
+        OperandMajorMode.K,
+        cutlass.Float32,
+        (1, 1, 1),
+        tiler_mn=(MMA_M, width),
     )
 
 

@@ -90,7 +90,8 @@ def plan(config: GemmConfig, problem: GemmProblem) -> HopperPlan:
         raise ConfigError(
             f"tile {config.tile_m}x{config.tile_n} with {config.consumers} {config.schedule} consumer(s) needs "
             f"{registers} accumulator registers a thread, {budget} fit without spilling; "
-            f"the nearest legal tile_n is {legal}" + (", or use 2 cooperative consumers" if warpgroups_m * warpgroups_n == 1 else "")
+            f"the nearest legal tile_n is {legal}"
+            + (", or use 2 cooperative consumers" if warpgroups_m * warpgroups_n == 1 else "")
         )
     chunks = output_chunks(config.tile_n // warpgroups_n, problem)
     stages, store_stages, sizes = _shared_memory(config, problem, chunks)
@@ -151,7 +152,12 @@ def _check_tile_n(config: GemmConfig, problem: GemmProblem, warpgroups_n: int) -
         unit = max(16 * warpgroups_n, 16 * config.cluster_m)
     if config.tile_n % unit:
         legal = tuple(range(unit, 257, unit))
-        check_one_of("tile_n", config.tile_n, legal, f"B {problem.b_major}-major with {warpgroups_n} consumer(s) along N")
+        check_one_of(
+            "tile_n",
+            config.tile_n,
+            legal,
+            f"B {problem.b_major}-major with {warpgroups_n} consumer(s) along N",
+        )
 
 
 def _shared_memory(
@@ -169,13 +175,19 @@ def _shared_memory(
 
     stages = config.stages or min(MAX_STAGES, room(store_stages))
     if stages > MAX_STAGES:
-        raise ConfigError(f"stages={stages}: the kernel has barriers for at most {MAX_STAGES}; use {MAX_STAGES}")
+        raise ConfigError(
+            f"stages={stages}: the kernel has barriers for at most {MAX_STAGES}; use {MAX_STAGES}"
+        )
     if stages < 2 or stages > room(store_stages):
         needed = BARRIER_BYTES + max(2, stages) * stage + config.consumers * store_stages * buffer
         fitting = room(store_stages)
         raise ConfigError(
             f"{config} needs {needed} bytes of shared memory, a CTA has {SMEM_BYTES}; "
-            + (f"the nearest legal stages is {fitting}" if fitting >= 2 else "no depth of 2 or more fits: use a smaller tile")
+            + (
+                f"the nearest legal stages is {fitting}"
+                if fitting >= 2
+                else "no depth of 2 or more fits: use a smaller tile"
+            )
         )
     if config.store_stages is None:
         # Leftover room goes to the output buffers: the more, the fewer waits between chunks.

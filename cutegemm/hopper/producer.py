@@ -70,7 +70,9 @@ class TileLoader:
         )
 
 
-def make_producer(mA_mkl: cute.Tensor, mB_nkl: cute.Tensor, layouts: Layouts, plan: HopperPlan) -> TmaProducer:
+def make_producer(
+    mA_mkl: cute.Tensor, mB_nkl: cute.Tensor, layouts: Layouts, plan: HopperPlan
+) -> TmaProducer:
     """Host side: the TMA descriptors of A and B."""
     config = plan.config
     # A is shared along N (same rows), B along M (same columns).

@@ -29,7 +29,9 @@ class TmaStore:
         for atom in self.atoms:
             cpasync.prefetch_descriptor(atom)
 
-    def store(self, accumulators: cute.Tensor, buffers: cute.Pointer, thread: Int32, barrier: Int32, origin: tuple):
+    def store(
+        self, accumulators: cute.Tensor, buffers: cute.Pointer, thread: Int32, barrier: Int32, origin: tuple
+    ):
         """Writes this warpgroup's rows and columns of one tile.
 
         buffers   this warpgroup's output buffers in shared memory
@@ -67,7 +69,9 @@ class TmaStore:
             cute.arch.cp_async_bulk_wait_group(self.plan.store_stages - 1, read=True)
         cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
 
-    def _to_shared(self, accumulators: cute.Tensor, buffers: cute.Pointer, thread: Int32, piece: tuple, buffer: int):
+    def _to_shared(
+        self, accumulators: cute.Tensor, buffers: cute.Pointer, thread: Int32, piece: tuple, buffer: int
+    ):
         mma, first, width = piece
         dtype = CUTE_DTYPES[self.problem.out_dtype]
         # (64, width, buffer)
@@ -90,7 +94,11 @@ class TmaStore:
         # The piece's own window of D; TMA coordinates, so the offset need not be a multiple of its width.
         gD = cute.local_tile(cute.domain_offset(position, self.tensors[which]), (MMA_M, width, 1), (0, 0, 0))
         tSsD, tSgD = cpasync.tma_partition(
-            self.atoms[which], 0, cute.make_layout(1), cute.group_modes(sD, 0, 2), cute.group_modes(gD[None, None, 0], 0, 2)
+            self.atoms[which],
+            0,
+            cute.make_layout(1),
+            cute.group_modes(sD, 0, 2),
+            cute.group_modes(gD[None, None, 0], 0, 2),
         )
         if thread < cute.arch.WARP_SIZE:
             cute.copy(self.atoms[which], tSsD[None, buffer], tSgD)
@@ -103,7 +111,9 @@ def make_store(mD_mnl: cute.Tensor, plan: HopperPlan, problem: GemmProblem) -> T
     tensors = []
     for width in sorted({width for _, width in plan.chunks}, reverse=True):
         piece = chunk_piece(problem, width)
-        atom, tensor = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), mD_mnl, piece, (MMA_M, width))
+        atom, tensor = cpasync.make_tiled_tma_atom(
+            cpasync.CopyBulkTensorTileS2GOp(), mD_mnl, piece, (MMA_M, width)
+        )
         atoms.append(atom)
         tensors.append(tensor)
     return TmaStore(tuple(atoms), tuple(tensors), plan, problem)

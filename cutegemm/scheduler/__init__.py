@@ -1,8 +1,8 @@
 """Which output tile next: an order F(i) -> (m, n) and an assignment worker -> i, freely combined.
 
-    arithmetic.py   integer arithmetic shared by host and device
-    order.py        RowMajor, ColumnMajor, GroupedM, GroupedN
-    assignment.py   Persistent, Static
+arithmetic.py   integer arithmetic shared by host and device
+order.py        RowMajor, ColumnMajor, GroupedM, GroupedN
+assignment.py   Persistent, Static
 """
 
 from dataclasses import dataclass, field

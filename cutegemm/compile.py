@@ -1,0 +1,108 @@
+"""compile() and matmul(): from a shape or two tensors to a Gemm."""
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from cutegemm.config import GemmConfig
+from cutegemm.errors import OperandTypeError, ProblemError, TargetError
+from cutegemm.fingerprint import dsl_version
+from cutegemm.gemm import Gemm
+from cutegemm.hardware import current_target, normalise_target
+from cutegemm.operands import contiguous_mode
+from cutegemm.problem import DtypeLike, GemmProblem
+from cutegemm.scheduler import TileScheduler
+
+BUILT_TARGETS = ("sm_90a",)
+
+
+def compile(  # noqa: A001 - the package's verb, as in re.compile
+    shape: Sequence[int | None],
+    dtype: DtypeLike | tuple[DtypeLike, DtypeLike],
+    *,
+    out_dtype: DtypeLike | None = None,
+    a_major: str = "k",
+    b_major: str = "k",
+    out_major: str = "n",
+    scheduler: TileScheduler | None = None,
+    config: GemmConfig | None = None,
+    target: str | None = None,
+) -> Gemm:
+    """A callable D = A @ B for one problem.
+
+    shape       (M, N, K), or (L, M, N, K) for L independent products; None in a place = known at the call
+    dtype       bfloat16 or float16 (torch dtype or name), or a pair (a, b); accumulation is float32
+    out_dtype   bfloat16, float16 or float32; the inputs' dtype if None
+    a_major     "k" or "m": the contiguous mode of A (M, K)
+    b_major     "k" or "n": the contiguous mode of B (K, N); a row-major weight w (N, K) passed as w.t() is "k"
+    out_major   "n" or "m": the contiguous mode of D (M, N)
+    scheduler   order of tiles and assignment to workers; GroupedM x Persistent if None
+    config      a GemmConfig, or None: chosen by the heuristic
+    target      "sm_90a", or None: the current GPU. Cross-compiling needs no GPU.
+
+    Nothing is compiled before the first call, ``build()`` or a look at an artifact.
+    Raises ProblemError, OperandTypeError, ConfigError, TargetError, DeviceError, MissingDependencyError.
+    """
+    problem = GemmProblem.from_user(
+        shape, dtype, out_dtype=out_dtype, a_major=a_major, b_major=b_major, out_major=out_major
+    )
+    if config is not None and not isinstance(config, GemmConfig):
+        raise OperandTypeError(f"config={config!r}: pass a cutegemm.GemmConfig, or None to have one chosen")
+    if scheduler is not None and not isinstance(scheduler, TileScheduler):
+        raise OperandTypeError(
+            f"scheduler={scheduler!r}: pass a cutegemm.scheduler.TileScheduler(order, assignment)"
+        )
+    name = current_target() if target is None else normalise_target(target)
+    if name not in BUILT_TARGETS:
+        raise TargetError(f"there is no kernel for {name} yet; built are: {', '.join(BUILT_TARGETS)}")
+    dsl_version()
+    return Gemm(problem, config, scheduler or TileScheduler(), name)
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """a @ b with everything read off the tensors; the Gemm is kept for the next call of its kind.
+
+    a (M, K) or (L, M, K), b (K, N) or (L, K, N): bfloat16 or float16 CUDA tensors with one contiguous mode
+    among the last two. out: as for Gemm; a row-major tensor of the inputs' dtype is allocated if None.
+    Sizes are run-time values: a loop over shapes builds one kernel for each configuration the heuristic
+    picks. Raises as compile and Gemm do.
+    """
+    for name, tensor in (("a", a), ("b", b)):
+        if not isinstance(tensor, torch.Tensor):
+            raise OperandTypeError(f"{name} is {type(tensor).__name__}; pass a torch.Tensor")
+        if tensor.dim() not in (2, 3):
+            raise ProblemError(
+                f"{name} has {tensor.dim()} dimensions; matmul takes 2, or 3 with a leading batch mode"
+            )
+    out_major = "n" if out is None else contiguous_mode(out, "out", ("m", "n"))
+    gemm = _gemm_for(
+        a.dim() == 3,
+        (a.dtype, b.dtype),
+        a.dtype if out is None else out.dtype,
+        (contiguous_mode(a, "a", ("m", "k")), contiguous_mode(b, "b", ("k", "n")), out_major),
+        a.get_device(),
+    )
+    return gemm(a, b, out=out)
+
+
+@functools.cache
+def _gemm_for(
+    batched: bool,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    out_dtype: torch.dtype,
+    majors: tuple[str, str, str],
+    device: int,
+) -> Gemm:
+    shape = (None,) * (4 if batched else 3)
+    a_major, b_major, out_major = majors
+    target = current_target(device if device >= 0 else None)
+    return compile(
+        shape,
+        dtypes,
+        out_dtype=out_dtype,
+        a_major=a_major,
+        b_major=b_major,
+        out_major=out_major,
+        target=target,
+    )

@@ -1,0 +1,253 @@
+"""Gemm: what ``compile`` returns. Chooses and builds kernels on first use, checks and launches calls."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cutegemm import heuristic
+from cutegemm.artifact import Artifact, Resources
+from cutegemm.cache import default_cache
+from cutegemm.config import GemmConfig
+from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, TargetError
+from cutegemm.fingerprint import kernel_key
+from cutegemm.hardware import Gpu, current_gpu, gpu_by_name
+from cutegemm.hopper.plan import HopperPlan, plan
+from cutegemm.operands import byte_span, check_grad, check_out, check_overlap, operand_rules, read_sizes
+from cutegemm.problem import GemmProblem
+from cutegemm.residency import resident_clusters
+from cutegemm.scheduler import TileScheduler
+from cutegemm.scheduler.identity import scheduler_identity
+
+# Cross-compiling names no GPU; the choice is then made for this one.
+NOMINAL_GPU = {"sm_90a": "H200"}
+
+Launcher = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+class Gemm:
+    """D = A @ B for one problem, callable on CUDA tensors. Made by ``cutegemm.compile``.
+
+    problem     what was asked
+    scheduler   tile order and assignment
+    target      architecture the kernels are built for
+    Kernels are built at the first call or on ``build()``; artifacts need no GPU.
+    """
+
+    def __init__(
+        self, problem: GemmProblem, config: GemmConfig | None, scheduler: TileScheduler, target: str
+    ) -> None:
+        self.problem = problem
+        self.scheduler = scheduler
+        self.target = target
+        self._asked = config
+        self._lock = threading.RLock()
+        self._kernels: dict[GemmConfig, Artifact] = {}
+        # (shapes, strides, device) of a call that was checked -> how to run it.
+        self._calls: dict[tuple[Any, ...], tuple[Launcher, int, int, int]] = {}
+        if config is not None:
+            self._plan(config)  # an illegal configuration is refused here, not at the first call
+
+    # --- calling ---------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        stream: torch.cuda.Stream | None = None,
+    ) -> torch.Tensor:
+        """out = a @ b on the GPU the tensors lie on.
+
+        a       (M, K) or (L, M, K), contiguous along the problem's a_major
+        b       (K, N) or (L, K, N), contiguous along b_major
+        out     (M, N) or (L, M, N), contiguous along out_major; allocated if None
+        stream  a torch.cuda.Stream; the current stream of the tensors' device if None
+
+        Strides are free but for TMA's rule: every address and non-unit stride a multiple of 16 bytes.
+        Returns out. Raises OperandTypeError, ProblemError, DeviceError, TargetError.
+        """
+        if stream is not None:
+            with _on_stream(stream):
+                return self(a, b, out=out)
+        try:
+            if out is None:
+                out = self._allocate(a, b)
+            key = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride(), a.get_device())
+            launch, a_span, b_span, out_span = self._calls[key]
+            a_start, b_start, out_start = a.data_ptr(), b.data_ptr(), out.data_ptr()
+            if out_start < a_start + a_span and a_start < out_start + out_span:
+                check_overlap(out, "a", a)
+            if out_start < b_start + b_span and b_start < out_start + out_span:
+                check_overlap(out, "b", b)
+            if (a.requires_grad or b.requires_grad or out.requires_grad) and torch.is_grad_enabled():
+                check_grad(a, b)
+            launch(a, b, out)
+        except CutegemmError:
+            raise
+        except (KeyError, AttributeError, ValueError, TypeError, RuntimeError) as error:
+            # A new kind of call, or one the launch refused: the thorough checks name what is wrong.
+            return self._first_call(a, b, out, error)
+        return out
+
+    def _first_call(self, a: Any, b: Any, out: Any, error: Exception) -> torch.Tensor:
+        l, m, n, k = read_sizes(self.problem, a, b)  # noqa: E741
+        check_grad(a, b)
+        if out is None:
+            out = self._allocate(a, b)
+        check_out(self.problem, out, a, b)
+        if out.numel() and k:
+            for rule, tensor in zip(operand_rules(self.problem), (a, b, out), strict=True):
+                rule.check_layout(tensor)
+        check_overlap(out, "a", a)
+        check_overlap(out, "b", b)
+        key = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride(), a.get_device())
+        if key in self._calls:
+            raise error  # every check passed before and now: the launch itself failed
+        launcher = self._launcher(l, m, n, k, a.get_device())
+        launcher(a, b, out)
+        self._calls[key] = (launcher, byte_span(a), byte_span(b), byte_span(out))
+        return out
+
+    def _launcher(self, l: int, m: int, n: int, k: int, device: int) -> Launcher:  # noqa: E741
+        if 0 in (l, m, n):
+            return lambda a, b, out: None
+        if k == 0:
+            return lambda a, b, out: out.zero_() and None
+        gpu = current_gpu(device)
+        if gpu.target != self.target:
+            raise TargetError(
+                f"this gemm was compiled for {self.target}, GPU {device} ({gpu.name}) runs {gpu.target}; "
+                f'compile with target="{gpu.target}"'
+            )
+        config = self._config_for(self.problem.with_sizes(l, m, n, k), gpu)
+        artifact = self._artifact(config)
+        function = artifact.load()
+        resident = resident_clusters(artifact, config.cluster_size, device)
+        return lambda a, b, out: function(a, b, out, resident)
+
+    def _allocate(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        problem = self.problem
+        m, n = a.shape[-2], b.shape[-1]
+        lead = a.shape[:-2]
+        if problem.out_major == "n":
+            return torch.empty((*lead, m, n), dtype=problem.out_torch, device=a.device)
+        return torch.empty((*lead, n, m), dtype=problem.out_torch, device=a.device).transpose(-1, -2)
+
+    # --- choosing and building -------------------------------------------------------------------------
+
+    @property
+    def config(self) -> GemmConfig:
+        """The configuration used, stages filled in; for sizes unknown as yet, the one for about 4096."""
+        if self._asked is not None:
+            return self._plan(self._asked).config
+        return self._config_for(self.problem, self._gpu())
+
+    def build(self) -> "Gemm":
+        """Compiles now what the first call would compile. Needs no GPU. Returns self. Raises BuildError."""
+        self._artifact(self.config)
+        return self
+
+    @property
+    def artifact(self) -> Artifact:
+        """The compiled kernel of ``config``; built on first use."""
+        return self._artifact(self.config)
+
+    @property
+    def ptx(self) -> str:
+        """PTX of the kernel."""
+        return self.artifact.ptx
+
+    @property
+    def cubin(self) -> bytes:
+        """Machine code of the kernel, an ELF file."""
+        return self.artifact.cubin
+
+    @property
+    def sass(self) -> str:
+        """Disassembly of the cubin. Raises MissingDependencyError without nvdisasm."""
+        return self.artifact.sass
+
+    @property
+    def resources(self) -> Resources:
+        """Registers, spilled bytes, shared memory, stages and threads of the kernel."""
+        return self.artifact.resources
+
+    def explain(self, count: int = 8) -> str:
+        """Why this configuration: the cheapest candidates with each term of the cost model, in SM cycles."""
+        gpu = self._gpu()
+        lines = [f"{self.problem} on {gpu.name} ({gpu.sms} SMs, {self.target}), tiles by {self.scheduler}"]
+        if self._asked is not None:
+            lines.append(f"configuration given, not chosen: {self.config}")
+        lines.append(
+            f"{'total':>10} {'waves':>6} {'tiles':>7} {'mma':>9} {'fill':>9} {'store':>7} {'dram':>9}  configuration"
+        )
+        lines += [
+            f"{e.total:10.0f} {e.waves:6d} {e.tiles:7d} {e.mma:9.0f} {e.fill:9.0f} {e.store:7.0f} {e.dram:9.0f}  {e.config}"
+            for e in heuristic.ranked(self.problem, gpu, count)
+        ]
+        lines.append(
+            "cycles; mma and fill: one tile's main loop if only that mattered; store: exposed epilogue; "
+            "dram: device memory alone, for the whole problem"
+        )
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Gemm({self.problem}; {self._asked or 'configuration by heuristic'}; {self.scheduler}; {self.target})"
+
+    def _gpu(self) -> Gpu:
+        """The GPU at hand if it runs this target, else the model the target is nominally for."""
+        try:
+            gpu = current_gpu()
+        except (DeviceError, TargetError):
+            return gpu_by_name(NOMINAL_GPU[self.target])
+        return gpu if gpu.target == self.target else gpu_by_name(NOMINAL_GPU[self.target])
+
+    def _config_for(self, problem: GemmProblem, gpu: Gpu) -> GemmConfig:
+        if self._asked is not None:
+            return self._plan(self._asked).config
+        return heuristic.choose(_by_size_class(self.problem, problem), gpu)
+
+    def _plan(self, config: GemmConfig) -> HopperPlan:
+        return plan(config, self.problem.swapped() if config.swap_ab else self.problem)
+
+    def _artifact(self, config: GemmConfig) -> Artifact:
+        artifact = self._kernels.get(config)
+        if artifact is None:
+            with self._lock:
+                artifact = self._kernels.get(config) or self._build(config)
+                self._kernels[config] = artifact
+        return artifact
+
+    def _build(self, config: GemmConfig) -> Artifact:
+        from cutegemm.hopper.build import build
+
+        worked_out = self._plan(config)
+        kind = self.problem.kind()
+        spec = f"{worked_out!r}\n{kind!r}\n{scheduler_identity(self.scheduler)}"
+        entry = default_cache().get_or_build(
+            kernel_key(spec, self.target), lambda: build(worked_out, kind, self.scheduler, self.target)
+        )
+        return Artifact.from_entry(entry)
+
+
+def _by_size_class(asked: GemmProblem, actual: GemmProblem) -> GemmProblem:
+    """Sizes unknown at compile time are rounded up to a power of two, so that a loop over them builds few kernels."""
+
+    def rounded(wanted: int | None, size: int | None) -> int | None:
+        return size if wanted is not None or size is None else 1 << max(size - 1, 0).bit_length()
+
+    return GemmProblem(
+        rounded(asked.m, actual.m), rounded(asked.n, actual.n), rounded(asked.k, actual.k), rounded(asked.l, actual.l),
+        asked.a_dtype, asked.b_dtype, asked.out_dtype, asked.a_major, asked.b_major, asked.out_major, asked.batched,
+    )  # fmt: skip
+
+
+def _on_stream(stream: object) -> Any:
+    if not isinstance(stream, torch.cuda.Stream):
+        raise OperandTypeError(
+            f"stream={stream!r} is no torch.cuda.Stream; wrap a raw handle in torch.cuda.ExternalStream"
+        )
+    return torch.cuda.stream(stream)

@@ -1,0 +1,221 @@
+"""Checks of the tensors of one call, each with a sentence that says what to do.
+
+They run once for every new combination of shapes, strides and devices; the repeated call relies on
+the outcome and on the checks the launch itself makes (dtype, alignment of the address).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from cutegemm.errors import DeviceError, OperandTypeError, ProblemError
+from cutegemm.problem import GemmProblem
+
+TMA_ALIGNMENT = 16  # bytes
+
+
+@dataclass(frozen=True)
+class OperandRule:
+    """How one operand must look: its modes' names, dtype, and which of the last two is contiguous."""
+
+    name: str
+    modes: tuple[str, str]
+    dtype: torch.dtype
+    major: str
+    major_argument: str
+
+    def check(self, tensor: object, batched: bool) -> None:
+        """Everything that concerns this tensor alone. Raises OperandTypeError, ProblemError, DeviceError."""
+        if not isinstance(tensor, torch.Tensor):
+            raise OperandTypeError(f"{self.name} is {type(tensor).__name__}; pass a torch.Tensor")
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise OperandTypeError(
+                f"{self.name} is not a plain strided tensor ({tensor.layout}); densify it first"
+            )
+        if tensor.dtype != self.dtype:
+            raise OperandTypeError(
+                f"{self.name} has dtype {tensor.dtype}, this gemm was compiled for {self.dtype}; "
+                f"convert the tensor or compile for its dtype"
+            )
+        wanted = ("L", *self.modes) if batched else self.modes
+        if tensor.dim() != len(wanted):
+            raise ProblemError(
+                f"{self.name} has {tensor.dim()} dimensions {tuple(tensor.shape)}; this gemm takes "
+                f"({', '.join(wanted)})"
+            )
+        if tensor.device.type != "cuda":
+            raise DeviceError(f"{self.name} lies on {tensor.device}; move it to the GPU with .cuda()")
+
+    def check_layout(self, tensor: torch.Tensor) -> None:
+        """Contiguous mode and alignment. Raises ProblemError."""
+        rows, columns = self.modes
+        first, second = tensor.stride()[-2:]
+        row_size, column_size = tensor.shape[-2:]
+        contiguous_first = self.major == rows.lower()
+        unit, size = (first, row_size) if contiguous_first else (second, column_size)
+        other, other_size = (second, column_size) if contiguous_first else (first, row_size)
+        if unit != 1 and size > 1:
+            found = rows if first == 1 else columns if second == 1 else None
+            remedy = (
+                f'pass {self.major_argument}="{found.lower()}" to compile'
+                if found
+                else "neither mode is contiguous: make it so with .contiguous()"
+            )
+            raise ProblemError(
+                f"{self.name} has strides {tensor.stride()}, this gemm was compiled for {self.major}-major "
+                f"({self.major.upper()} contiguous); {remedy}"
+            )
+        if other_size > 1:
+            self._check_pitch("row" if not contiguous_first else "column", other, tensor)
+        if tensor.dim() == 3 and tensor.shape[0] > 1:
+            self._check_pitch("batch", tensor.stride(0), tensor)
+        if tensor.data_ptr() % TMA_ALIGNMENT:
+            raise ProblemError(
+                f"{self.name} starts at an address {tensor.data_ptr() % TMA_ALIGNMENT} bytes past a multiple of "
+                f"{TMA_ALIGNMENT}; TMA needs an aligned start: copy the slice with .clone()"
+            )
+
+    def _check_pitch(self, what: str, stride: int, tensor: torch.Tensor) -> None:
+        pitch = stride * tensor.element_size()
+        if pitch % TMA_ALIGNMENT:
+            raise ProblemError(
+                f"{self.name} has a {what} stride of {stride} elements = {pitch} bytes; TMA needs a multiple of "
+                f"{TMA_ALIGNMENT} bytes: pad the allocation, or copy into an aligned one"
+            )
+        if stride < 0 or (stride == 0 and self.name == "out"):
+            raise ProblemError(
+                f"{self.name} has a {what} stride of {stride}: its elements overlap; allocate it densely"
+            )
+
+
+def operand_rules(problem: GemmProblem) -> tuple[OperandRule, OperandRule, OperandRule]:
+    """The rules of a, b and out."""
+    return (
+        OperandRule("a", ("M", "K"), problem.a_torch, problem.a_major, "a_major"),
+        OperandRule("b", ("K", "N"), problem.b_torch, problem.b_major, "b_major"),
+        OperandRule("out", ("M", "N"), problem.out_torch, problem.out_major, "out_major"),
+    )
+
+
+def contiguous_mode(tensor: torch.Tensor, name: str, modes: tuple[str, str]) -> str:
+    """Which of the last two modes of a matrix is contiguous; the second where both could be.
+
+    Raises ProblemError if neither is.
+    """
+    first, second = tensor.stride()[-2:]
+    if second == 1 or tensor.shape[-1] == 1:
+        if first == 1 and tensor.shape[-1] == 1 and tensor.shape[-2] > 1:
+            return modes[0]
+        return modes[1]
+    if first == 1 or tensor.shape[-2] == 1:
+        return modes[0]
+    raise ProblemError(
+        f"{name} has strides {tensor.stride()}: neither of its last two modes is contiguous; call .contiguous() on it"
+    )
+
+
+def read_sizes(problem: GemmProblem, a: object, b: object) -> tuple[int, int, int, int]:
+    """(L, M, N, K) of a call, after checking a and b alone and against each other and the problem.
+
+    Raises OperandTypeError, ProblemError, DeviceError.
+    """
+    a_rule, b_rule, _ = operand_rules(problem)
+    a_rule.check(a, problem.batched)
+    b_rule.check(b, problem.batched)
+    assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)  # for the type checker; checked above
+    if a.device != b.device:
+        raise DeviceError(f"a lies on {a.device} and b on {b.device}; move them to one device")
+    m, k = a.shape[-2:]
+    k_b, n = b.shape[-2:]
+    if k != k_b:
+        hint = "; b is given as (K, N): pass a weight of shape (N, K) as w.t()" if n == k else ""
+        raise ProblemError(f"a is {tuple(a.shape)} and b is {tuple(b.shape)}: K differs, {k} and {k_b}{hint}")
+    l_a, l_b = (a.shape[0], b.shape[0]) if problem.batched else (1, 1)
+    if l_a != l_b:
+        raise ProblemError(f"a is {tuple(a.shape)} and b is {tuple(b.shape)}: L differs, {l_a} and {l_b}")
+    given = {"L": l_a, "M": m, "N": n, "K": k}
+    compiled = {"L": problem.l, "M": problem.m, "N": problem.n, "K": problem.k}
+    for name, size in given.items():
+        if compiled[name] is not None and compiled[name] != size:
+            raise ProblemError(
+                f"{name} is {size} in this call, the gemm was compiled for {name}={compiled[name]}; "
+                f"compile for this shape, or with None in {name}'s place"
+            )
+    return l_a, m, n, k
+
+
+def check_out(problem: GemmProblem, out: object, a: torch.Tensor, b: torch.Tensor) -> None:
+    """out against the problem and the inputs, all but overlap. Raises OperandTypeError, ProblemError, DeviceError."""
+    rule = operand_rules(problem)[2]
+    rule.check(out, problem.batched)
+    assert isinstance(out, torch.Tensor)  # for the type checker; checked above
+    wanted = (*a.shape[:-1], b.shape[-1])
+    if tuple(out.shape) != wanted:
+        raise ProblemError(
+            f"out has shape {tuple(out.shape)}, the result has {wanted}; allocate it so or leave it out"
+        )
+    if out.device != a.device:
+        raise DeviceError(
+            f"out lies on {out.device}, a and b on {a.device}; allocate it there or leave it out"
+        )
+    if out.requires_grad:
+        raise ProblemError("out requires grad, which an in-place result cannot honour; pass out.detach()")
+    pitch = out.stride(-2) if problem.out_major == "n" else out.stride(-1)
+    run, lines = (
+        (out.shape[-1], out.shape[-2]) if problem.out_major == "n" else (out.shape[-2], out.shape[-1])
+    )
+    if lines > 1 and pitch < run:
+        raise ProblemError(
+            f"out has strides {out.stride()} for shape {tuple(out.shape)}: its rows overlap; allocate it densely"
+        )
+
+
+def byte_span(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to one past its last; 0 when it is empty. Strides are >= 0."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def check_overlap(out: torch.Tensor, name: str, operand: torch.Tensor) -> None:
+    """Raises ProblemError if ``out`` shares memory with an operand, or may.
+
+    Exact for matrices with one common pitch (columns or rows of one buffer); otherwise two byte ranges
+    that intersect count as overlapping.
+    """
+    first, other = out.data_ptr(), operand.data_ptr()
+    if first >= other + byte_span(operand) or other >= first + byte_span(out):
+        return
+    if _side_by_side(out, operand):
+        return
+    raise ProblemError(f"out shares memory with {name}: the result would be read as input; pass another out")
+
+
+def _side_by_side(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two matrices occupy disjoint parts of every line of one pitched buffer."""
+    if one.dim() != 2:
+        return False
+    pitches = {max(tensor.stride()) * tensor.element_size() for tensor in (one, two)}
+    if len(pitches) != 1 or any(min(tensor.stride()) != 1 for tensor in (one, two)):
+        return False
+    pitch = pitches.pop()
+    base = min(one.data_ptr(), two.data_ptr())
+    ranges = []
+    for tensor in (one, two):
+        start = (tensor.data_ptr() - base) % pitch
+        run = tensor.shape[tensor.stride().index(1)] * tensor.element_size()
+        if start + run > pitch:
+            return False
+        ranges.append((start, start + run))
+    (a0, a1), (b0, b1) = ranges
+    return a1 <= b0 or b1 <= a0
+
+
+def check_grad(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raises ProblemError where autograd would expect a backward."""
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        which = "a" if a.requires_grad else "b"
+        raise ProblemError(
+            f"{which} requires grad and this gemm has no backward; call it under torch.no_grad(), or pass {which}.detach()"
+        )

@@ -1,0 +1,37 @@
+"""The text a scheduler is known by in a cache key."""
+
+import hashlib
+import inspect
+
+from cutegemm.errors import OperandTypeError
+from cutegemm.scheduler import TileScheduler
+
+
+def scheduler_identity(scheduler: TileScheduler) -> str:
+    """Class, fields and, for classes from outside the package, source of both parts.
+
+    Raises OperandTypeError for a part whose ``repr`` does not show its fields: two such objects that
+    behave differently would share a kernel.
+    """
+    return "; ".join(_identity(part) for part in (scheduler.order, scheduler.assignment))
+
+
+def _identity(part: object) -> str:
+    kind = type(part)
+    text = repr(part)
+    if kind.__repr__ is object.__repr__:
+        if getattr(part, "__dict__", None):
+            raise OperandTypeError(
+                f"{kind.__qualname__} has fields but no __repr__ that shows them; make it a frozen dataclass"
+            )
+        text = f"{kind.__qualname__}()"
+    if kind.__module__.startswith("cutegemm."):
+        return f"{kind.__module__}.{text}"
+    try:
+        source = inspect.getsource(kind)
+    except (OSError, TypeError) as error:
+        raise OperandTypeError(
+            f"the source of {kind.__qualname__} cannot be read, so its kernel cannot be told from another's; "
+            f"define the class in a file"
+        ) from error
+    return f"{kind.__module__}.{text} {hashlib.sha256(source.encode()).hexdigest()}"
