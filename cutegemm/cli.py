@@ -151,7 +151,7 @@ def _add_config(command: argparse.ArgumentParser) -> None:
 def _request(arguments: argparse.Namespace) -> "Request":
     from cutegemm.inspection import Request
 
-    shape = (arguments.m, arguments.n, arguments.k)
+    shape: tuple[int | None, ...] = (arguments.m, arguments.n, arguments.k)
     if arguments.batch != 1:
         shape = (arguments.batch, *shape)
     config: dict[str, object] = {}

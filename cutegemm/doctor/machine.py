@@ -168,9 +168,9 @@ def parse_nvidia_smi(table: str, users: str) -> tuple[str | None, tuple[GpuState
     """Read nvidia-smi's two CSV tables; a figure it does not know ("[N/A]") becomes 0 or None."""
     holders: dict[str, list[Process]] = {}
     for line in filter(str.strip, users.splitlines()):
-        uuid, pid, *name, memory = (part.strip() for part in line.split(","))
+        uuid, pid, *words, memory = (part.strip() for part in line.split(","))
         if int(pid) != os.getpid():
-            holders.setdefault(uuid, []).append(Process(int(pid), ",".join(name), _whole(memory)))
+            holders.setdefault(uuid, []).append(Process(int(pid), ",".join(words), _whole(memory)))
     driver, gpus = None, []
     for line in filter(str.strip, table.splitlines()):
         driver, uuid, index, name, capability, total, used, mode = (part.strip() for part in line.split(","))
