@@ -211,11 +211,11 @@ def _cache(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from cutegemm.cache import default_cache
-    from cutegemm.inspection import cache_table
+    from cutegemm.inspection import cache_table, kernels
 
     cache = default_cache()
     if arguments.clear:
-        print(f"{cache.clear()} kernels removed from {cache.root}")
+        print(f"{kernels(cache.clear())} removed from {cache.root}")
         return 0
     Console().print(cache_table(cache))
     return 0

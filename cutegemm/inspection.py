@@ -21,8 +21,8 @@ from cutegemm.hardware import SUPPORTED_TARGETS, current_target, normalise_targe
 if TYPE_CHECKING:
     from cutegemm.artifact import Artifact, Resources
     from cutegemm.cache import KernelCache
-    from cutegemm.compile import Gemm
     from cutegemm.config import GemmConfig
+    from cutegemm.gemm import Gemm
 
 DEFAULT_TARGET = "sm_90a"  # where there is no GPU to ask
 
@@ -188,13 +188,18 @@ def save(report: Report, folder: Path) -> list[Path]:
     return [folder / name for name in contents]
 
 
+def kernels(count: int) -> str:
+    """ "1 kernel", "2 kernels"."""
+    return f"{count} kernel" if count == 1 else f"{count} kernels"
+
+
 def cache_table(cache: "KernelCache") -> Table:
     """The kernels of a cache, newest first, and what they take on disk."""
     entries = cache.entries()
     table = Table(
         title=f"{cache.root}",
         title_justify="left",
-        caption=f"{len(entries)} kernels, {cache.size() / 1e6:.1f} MB",
+        caption=f"{kernels(len(entries))}, {cache.size() / 1e6:.1f} MB",
         caption_justify="left",
         box=None,
         pad_edge=False,

@@ -238,8 +238,8 @@ def test_cache_lists_and_clears(tmp_path: Path) -> None:
     here = {"CUTEGEMM_CACHE_DIR": str(tmp_path), "COLUMNS": "200"}
     assert "0 kernels" in run("cache", **here).stdout
     assert run("inspect", "256", "256", "256", "--target", "sm_90a", **here).returncode == 0
-    assert "1 kernels" in run("cache", **here).stdout
-    assert "1 kernels removed" in run("cache", "--clear", **here).stdout
+    assert "1 kernel," in run("cache", **here).stdout
+    assert "1 kernel removed" in run("cache", "--clear", **here).stdout
     assert "0 kernels" in run("cache", **here).stdout
 
 

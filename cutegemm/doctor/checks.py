@@ -6,6 +6,7 @@ from typing import Literal
 
 from cutegemm.doctor.machine import DslState, GpuState, Machine
 from cutegemm.hardware import SMEM_PER_BLOCK, SUPPORTED_TARGETS, target_of_capability
+from cutegemm.inspection import kernels
 
 State = Literal["ok", "note", "problem"]
 Prevents = Literal["nothing", "running", "compiling"]
@@ -416,7 +417,7 @@ def _other_users(gpu: GpuState) -> list[Finding]:
 def check_cache(machine: Machine) -> list[Finding]:
     """The folder of compiled kernels."""
     cache = machine.cache
-    held = f"{cache.entries} kernels, {cache.used_bytes / 1e6:.1f} MB"
+    held = f"{kernels(cache.entries)}, {cache.used_bytes / 1e6:.1f} MB"
     if cache.error is not None:
         return [
             Finding(
