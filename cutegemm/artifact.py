@@ -269,7 +269,7 @@ def check_kernel(kernel: CubinKernel, ptx: str, host: str, facts: Mapping[str, A
         )
 
 
-# The launch configuration as the host code lays it out: grid, block, shared memory, stream, attributes, count.
+# The launch configuration in the host code: grid, block, shared memory, stream, attributes, their count.
 _LAUNCH = r"!llvm\.struct<\(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32\)>"
 _SMEM_FIELD = re.compile(
     rf"(%\d+) = llvm\.getelementptr %\d+\[0, 2\] : .*{_LAUNCH}\s+llvm\.store (%\d+), \1 : i64"

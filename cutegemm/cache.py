@@ -157,7 +157,7 @@ class _DamagedEntry(Exception):
 
 
 def _read_entry(directory: Path, key: str) -> Entry | None:
-    """The verified entry in `directory`, None if there is none. Raises _DamagedEntry."""
+    """The verified entry in `directory`, None if there is none to be seen. Raises _DamagedEntry."""
     try:
         meta = json.loads((directory / META_FILE).read_bytes())
         if meta["key"] != key:
@@ -168,9 +168,13 @@ def _read_entry(directory: Path, key: str) -> Entry | None:
             if hashlib.sha256(files[name]).hexdigest() != expected["sha256"]:
                 raise _DamagedEntry(f"{name} is not what was written")
         return Entry(key, files, directory, from_disk=True, build_seconds=float(meta["build_seconds"]))
-    except FileNotFoundError as error:
-        if not directory.exists():
+    except PermissionError:
+        return None  # somebody else's: not ours to judge or replace
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if not os.path.lexists(directory):
             return None
+        if not directory.is_dir():
+            raise _DamagedEntry("it is a file, not a folder") from error
         raise _DamagedEntry(f"{Path(error.filename).name} is missing") from error
     except OSError as error:
         raise _DamagedEntry(f"it cannot be read: {error}") from error
