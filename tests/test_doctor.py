@@ -79,10 +79,6 @@ CASES: dict[str, Case] = {
         checks.check_python, "problem", "compiling", "3.13.1", "Python 3.12",
     ),
     "not linux": (replace(GOOD, system="Darwin"), checks.check_python, "note", "nothing", "Darwin", "Linux"),
-    "no torch": (
-        replace(GOOD, torch=TorchState(None, error="No module named 'torch'")),
-        checks.check_torch, "problem", "compiling", "No module named 'torch'", "pip install torch",
-    ),
     "cpu torch on a gpu machine": (
         replace(GOOD, torch=TorchState("2.13.0+cpu")),
         checks.check_torch, "problem", "running", "CPU build", "CUDA build of torch",
@@ -372,6 +368,20 @@ def test_a_package_that_took_the_dsls_name_is_recognised(tmp_path: Path) -> None
     (tmp_path / "cutlass" / "__init__.py").write_text("")
     code = "from cutegemm.doctor.machine import dsl_state; s = dsl_state(); print(s.origin, s.has_cute)"
     assert in_a_fresh_process(code, tmp_path).split() == [str(tmp_path / "cutlass"), "False"]
+
+
+def test_doctor_runs_where_the_dsl_does_not(tmp_path: Path) -> None:
+    code = """
+import sys
+sys.path = [p for p in sys.path if "nvidia_cutlass_dsl" not in p]  # as if it had never been installed
+from cutegemm.cli import main
+print(main(["doctor", "--json"]))
+"""
+    *report, status = in_a_fresh_process(code, tmp_path).splitlines()
+    assert status == "1"
+    findings = [Finding(**entry) for entry in json.loads("".join(report))]
+    assert [f.sentence for f in findings if f.subject == "dsl"] == ["There is no module `cutlass`."]
+    assert "Nothing can be compiled" in findings[-1].sentence
 
 
 def test_the_dsl_here_is_found_whole() -> None:

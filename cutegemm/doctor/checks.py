@@ -255,18 +255,8 @@ def check_driver(machine: Machine) -> list[Finding]:
 
 
 def check_torch(machine: Machine) -> list[Finding]:
-    """Whether torch is there, and whether it can use the GPUs that are."""
+    """Whether torch can use the GPUs that are there."""
     torch = machine.torch
-    if torch.version is None:
-        return [
-            Finding(
-                "torch",
-                "problem",
-                f"torch cannot be imported: {torch.error}",
-                "pip install torch",
-                "compiling",
-            )
-        ]
     if not machine.gpus or torch.gpus:
         build = f"CUDA {torch.cuda}" if torch.cuda else "a CPU build"
         return [Finding("torch", "ok", f"torch {torch.version} ({build}).")]

@@ -63,12 +63,11 @@ class GpuState:
 
 @dataclass(frozen=True)
 class TorchState:
-    """The torch installed here."""
+    """The torch installed here; the package cannot be imported without one."""
 
-    version: str | None
+    version: str
     cuda: str | None = None  # the CUDA it was built with; None for a CPU build
     gpus: int = 0  # how many it can use
-    error: str | None = None  # why it cannot be imported
 
 
 @dataclass(frozen=True)
@@ -211,10 +210,8 @@ def cuda_of_driver() -> tuple[int, int] | None:
 
 def torch_and_its_gpus() -> tuple[TorchState, tuple[GpuState, ...]]:
     """What torch is, and the GPUs it can use."""
-    try:
-        import torch
-    except (ImportError, OSError) as error:
-        return TorchState(None, error=str(error)), ()
+    import torch
+
     if torch.version.cuda is None or not torch.cuda.is_available():
         return TorchState(torch.__version__, torch.version.cuda), ()
     gpus = []
