@@ -1,0 +1,345 @@
+"""Every legal kernel of the sm_90a plan: listing, a covering sample, compiling, what must hold of the code.
+
+Compiles run in a worker process, so that a compiler that aborts or hangs costs one kernel and is reported
+like any other finding. As a script this file is that worker: kernels as JSON lines in, findings out.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import random
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cutegemm import GemmConfig, GemmProblem
+from cutegemm.errors import ConfigError
+from cutegemm.hopper.plan import CONSUMER_REGISTERS, PRODUCER_REGISTERS, HopperPlan, plan
+
+TARGET = "sm_90a"
+REGISTER_FILE = 65536  # 32-bit registers of one SM
+KERNEL_SECONDS = 120  # after which a compile counts as hung
+KERNELS_PER_WORKER = 200  # a fresh process after this many bounds what the compiler leaves behind
+
+TILES_M = (64, 128, 192, 256)
+TILES_N = tuple(range(8, 257, 8))
+TILES_K = (64, 128)
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
+SCHEDULES = ((1, "cooperative"), (2, "cooperative"), (2, "pingpong"))
+MAJORS = tuple(itertools.product("km", "kn", "nm"))
+OUT_DTYPES = ("bfloat16", "float16", "float32")
+# Tile widths whose last output piece or swizzle span is narrower than the others.
+RAGGED_TILES_N = (8, 24, 40, 72, 104, 144, 176, 200)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: a configuration and the problem kind it is built for (the user's view of it)."""
+
+    config: GemmConfig
+    problem: GemmProblem
+
+    @property
+    def plan(self) -> HopperPlan:
+        """The plan; raises ConfigError if the configuration is not legal for the problem."""
+        return plan(self.config, self.seen)
+
+    @property
+    def seen(self) -> GemmProblem:
+        """The problem as the kernel sees it: operands exchanged if the configuration says so."""
+        return self.problem.swapped() if self.config.swap_ab else self.problem
+
+    def is_legal(self) -> bool:
+        """Whether the plan accepts it."""
+        try:
+            return self.plan is not None
+        except ConfigError:
+            return False
+
+    def __str__(self) -> str:
+        batched = "batched " if self.problem.batched else ""
+        return f"{self.config} | {batched}{self.problem}"
+
+    def to_json(self) -> str:
+        """One line from which ``from_json`` makes an equal kernel."""
+        return json.dumps({"config": asdict(self.config), "problem": asdict(self.problem)}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, line: str) -> "Kernel":
+        """The kernel of a line made by ``to_json``."""
+        fields = json.loads(line)
+        return cls(GemmConfig(**fields["config"]), GemmProblem(**fields["problem"]))
+
+
+def legal_space() -> list[Kernel]:
+    """Every legal combination of tile, cluster, schedule, majors and output dtype.
+
+    Input dtype, batch mode and exchanged operands double the number of kernels each and share all code that
+    depends on the rest; which of them a combination gets is drawn from its own text, so that half have each.
+    """
+    return [
+        kernel
+        for majors, out_dtype, tile_m, tile_n, tile_k, cluster, schedule in itertools.product(
+            MAJORS, OUT_DTYPES, TILES_M, TILES_N, TILES_K, CLUSTERS, SCHEDULES
+        )
+        if (kernel := _drawn(majors, out_dtype, (tile_m, tile_n, tile_k), cluster, schedule)).is_legal()
+    ]
+
+
+def _drawn(
+    majors: tuple[str, str, str],
+    out_dtype: str,
+    tile: tuple[int, int, int],
+    cluster: tuple[int, int],
+    schedule: tuple[int, Any],
+) -> Kernel:
+    text = repr((majors, out_dtype, tile, cluster, schedule)).encode()
+    bits = hashlib.sha256(text).digest()[0]
+    dtype = "float16" if bits & 1 else "bfloat16"
+    batched = bool(bits & 2)
+    problem = GemmProblem(None, None, None, None if batched else 1, dtype, dtype, out_dtype, *majors, batched)
+    config = GemmConfig(*tile, *cluster, consumers=schedule[0], schedule=schedule[1], swap_ab=bool(bits & 4))
+    # The kernel of an exchanged problem is that of its mirror image: exchanged here too, it is the one asked.
+    return Kernel(config, problem.swapped() if config.swap_ab else problem)
+
+
+def features(kernel: Kernel) -> set[tuple[str, Any]]:
+    """What a sample has to show at least once."""
+    config, problem = kernel.config, kernel.seen
+    schedule = (config.consumers, config.schedule)
+    return {
+        ("tile_m", (config.tile_m, schedule)),
+        ("tile_n", config.tile_n if config.tile_n in (*RAGGED_TILES_N, 256) else "other"),
+        ("tile_k", config.tile_k),
+        ("cluster", ((config.cluster_m, config.cluster_n), config.schedule)),
+        ("majors", (problem.a_major, problem.b_major, problem.out_major)),
+        ("dtypes", (problem.a_dtype, problem.out_dtype)),
+        ("store", (problem.out_major, problem.out_dtype)),
+        ("batched", problem.batched),
+        ("swapped", config.swap_ab),
+        ("accumulators", kernel.plan.accumulator_registers >= 184),
+    }
+
+
+def sample(space: list[Kernel], seed: int, count: int) -> list[Kernel]:
+    """``count`` kernels that show every feature of the space: first a greedy cover, then random ones.
+
+    Raises ValueError if ``count`` is too small for a cover.
+    """
+    shuffled = random.Random(seed).sample(space, len(space))
+    pool = [(kernel, features(kernel)) for kernel in shuffled[:4000]]
+    missing = set().union(*(found for _, found in pool))
+    chosen: list[Kernel] = []
+    while missing:
+        kernel, found = max(pool, key=lambda entry: len(entry[1] & missing))
+        chosen.append(kernel)
+        missing -= found
+    if len(chosen) > count:
+        raise ValueError(f"{count} kernels are too few, a cover takes {len(chosen)}")
+    rest = (kernel for kernel in shuffled if kernel not in chosen)
+    return [*chosen, *itertools.islice(rest, count - len(chosen))]
+
+
+# --- what must hold ----------------------------------------------------------------------------------------
+
+
+def violations(kernel: Kernel) -> list[str]:
+    """Compiles a kernel and says what is wrong with the code; an empty list if nothing is."""
+    import cutegemm
+    from cutegemm.artifact import instruction_histogram
+
+    problem = kernel.problem
+    gemm = cutegemm.compile(
+        (None,) * (4 if problem.batched else 3), problem.a_dtype, out_dtype=problem.out_dtype, target=TARGET,
+        a_major=problem.a_major, b_major=problem.b_major, out_major=problem.out_major, config=kernel.config,
+    ).build()  # fmt: skip
+    return [
+        *_resource_violations(gemm.resources, kernel.plan),
+        *_ptx_violations(gemm.ptx, kernel),
+        *_sass_violations(gemm.sass, instruction_histogram(gemm.sass), kernel.plan),
+        *([f"symbol {gemm.artifact.kernel_name}"] if "cutlass" in gemm.artifact.kernel_name.lower() else []),
+    ]
+
+
+def _resource_violations(resources: Any, worked_out: HopperPlan) -> Iterator[str]:
+    if resources.spills:
+        yield f"spills {resources.spills} bytes"
+    if resources.threads != worked_out.threads or resources.smem_bytes != worked_out.smem_bytes:
+        yield f"built with {resources}, planned {worked_out.threads} threads, {worked_out.smem_bytes} bytes"
+    at_entry = resources.registers * resources.threads
+    consumers = worked_out.config.consumers
+    traded = 128 * (PRODUCER_REGISTERS + consumers * CONSUMER_REGISTERS[consumers])
+    if at_entry > REGISTER_FILE:
+        yield f"{at_entry} registers at entry, an SM has {REGISTER_FILE}"
+    if at_entry < traded:
+        yield f"{at_entry} registers at entry, after the trade {traded}: the consumers would wait for ever"
+
+
+def _ptx_violations(ptx: str, kernel: Kernel) -> Iterator[str]:
+    worked_out, problem = kernel.plan, kernel.seen
+    if ".local" in ptx:
+        yield "local memory in the PTX"
+    short = {"bfloat16": "bf16", "float16": "f16"}[problem.a_dtype]
+    wanted = f"m64n{worked_out.warpgroup_n}k16.f32.{short}.{short}"
+    found = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", ptx))
+    if found != {wanted}:
+        yield f"WGMMA {sorted(found)}, planned {wanted}"
+    config = kernel.config
+    shared = {"A": config.cluster_n > 1, "B": config.cluster_m > 1}
+    if multicast_of_loads(ptx) != shared:
+        yield f"multicast {multicast_of_loads(ptx)}, the cluster shares {shared}"
+    if ("barrier.cluster" in ptx) != (config.cluster_size > 1):
+        yield f"cluster barrier present: {'barrier.cluster' in ptx}, cluster of {config.cluster_size}"
+
+
+def multicast_of_loads(ptx: str) -> dict[str, bool | None]:
+    """Whether the TMA loads of A and of B are multicast; None where some are and some are not.
+
+    A load is told by the kernel parameter its descriptor lies in; A's comes first.
+    """
+    parameter = dict(re.findall(r"mov\.b64\s+(%rd\d+), \w+_param_(\d+);", ptx))
+    for register, source in re.findall(r"cvta\.param\.u64\s+(%rd\d+), (%rd\d+);", ptx):
+        parameter[register] = parameter.get(source)
+    loads: dict[int, set[bool]] = {}
+    pattern = r"cp\.async\.bulk\.tensor\.\dd\.shared::(\S+) \[[^\]]*\], \[(%rd\d+),"
+    for qualifiers, register in re.findall(pattern, ptx):
+        loads.setdefault(int(parameter[register]), set()).add("multicast::cluster" in qualifiers)
+    if len(loads) != 2:
+        raise ValueError(f"expected loads through two descriptors, found {sorted(loads)}")
+    return {
+        name: (loads[index].pop() if len(loads[index]) == 1 else None)
+        for name, index in zip("AB", sorted(loads), strict=True)
+    }
+
+
+def _sass_violations(sass: str, histogram: dict[str, int], worked_out: HopperPlan) -> Iterator[str]:
+    if histogram["local memory"]:
+        yield f"{histogram['local memory']} local memory instructions"
+    wanted = f"HGMMA.64x{worked_out.warpgroup_n}x16.F32"
+    found = set(re.findall(r"HGMMA\.64x\d+x16\.F32", sass))
+    if found != {wanted}:
+        yield f"SASS has {sorted(found)}, planned {wanted}"
+    if not histogram["TMA load"] or not histogram["TMA store"]:
+        yield "no TMA load or no TMA store"
+
+
+# --- worker processes --------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A process that compiles kernels one after the other; replaced when it dies or hangs."""
+
+    def __init__(self, environment: dict[str, str], command: tuple[str, ...] = (sys.executable, __file__)):
+        self._environment = environment
+        self._command = command
+        self._process: subprocess.Popen[str] | None = None
+        self._done = 0
+
+    def examine(self, kernel: Kernel) -> list[str]:
+        """The violations of a kernel; what befell the compiler is one of them."""
+        if self._process is None or self._done >= KERNELS_PER_WORKER:
+            self.close()
+            self._process = self._start()
+        process = self._process
+        self._done += 1
+        try:
+            print(kernel.to_json(), file=process.stdin, flush=True)
+        except BrokenPipeError:
+            ready = True
+        else:
+            ready = bool(select.select([process.stdout], [], [], KERNEL_SECONDS)[0])
+        line = process.stdout.readline() if ready and process.stdout else ""
+        if line.endswith("\n"):
+            answer: list[str] = json.loads(line)
+            return answer
+        if not ready:
+            process.kill()
+        code = process.wait()
+        self.close()
+        return [f"the compiler died with exit code {code}" if ready else f"no answer in {KERNEL_SECONDS} s"]
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+        self._process = None
+
+    def _start(self) -> "subprocess.Popen[str]":
+        self._done = 0
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self._environment,
+            cwd=Path(__file__).resolve().parent.parent,
+        )
+
+
+class Findings:
+    """Results of a long run, one JSON line a kernel, so that a run cut short goes on where it stopped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.known: dict[str, list[str]] = {}
+        if path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    entry = json.loads(line)
+                    self.known[entry["kernel"]] = entry["violations"]
+                except (ValueError, KeyError):
+                    continue  # the line a killed run was writing
+
+    def add(self, kernel: Kernel, found: list[str]) -> None:
+        """Keeps the result of one kernel."""
+        self.known[kernel.to_json()] = found
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps({"kernel": kernel.to_json(), "violations": found}) + "\n")
+
+
+def examine_all(
+    kernels: list[Kernel], environment: dict[str, str], findings: Findings, seconds: float
+) -> Iterator[tuple[Kernel, list[str]]]:
+    """(kernel, violations) of each kernel, those known already first; stops after ``seconds``."""
+    end = time.monotonic() + seconds
+    worker = Worker(environment)
+    try:
+        for kernel in sorted(kernels, key=lambda one: one.to_json() not in findings.known):
+            line = kernel.to_json()
+            if line not in findings.known:
+                if time.monotonic() > end:
+                    return
+                findings.add(kernel, worker.examine(kernel))
+            yield kernel, findings.known[line]
+    finally:
+        worker.close()
+
+
+def _serve() -> None:
+    from cutegemm.cache import default_cache
+
+    # Whatever the compiler prints must not be mistaken for an answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for number, line in enumerate(sys.stdin, 1):
+        try:
+            found = violations(Kernel.from_json(line))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+            found = [f"{type(error).__name__}: {error}"]
+        answers.write(json.dumps(found) + "\n")
+        answers.flush()
+        if number % 50 == 0:
+            default_cache().clear()  # nobody asks for these kernels again
+
+
+if __name__ == "__main__":
+    _serve()

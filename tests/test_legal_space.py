@@ -1,0 +1,168 @@
+"""No legal configuration spills, touches local memory or compiles to another kernel than the plan says.
+
+By default a seeded sample in which every kind of kernel occurs; with CUTEGEMM_FULL_SPACE=1 all of them, which
+takes hours and goes on where it stopped (CUTEGEMM_FULL_SPACE_SECONDS ends it earlier).
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import legal_space
+import pytest
+from legal_space import Findings, Kernel, Worker, examine_all, multicast_of_loads
+
+from cutegemm import GemmConfig, GemmProblem
+from cutegemm.cache import cache_dir
+from cutegemm.fingerprint import source_hash
+
+SEED = 7
+SAMPLE = 24
+
+
+def worker_environment(cache: Path | str) -> dict[str, str]:
+    """The environment of a compile worker: this package, a cache of its own."""
+    root = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "CUTEGEMM_CACHE_DIR": str(cache), "PYTHONPATH": path}
+
+
+@pytest.fixture(scope="module")
+def space() -> list[Kernel]:
+    """Every legal kernel."""
+    return legal_space.legal_space()
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """One compile worker for the tests of this file."""
+    worker = Worker(worker_environment(cache_dir()))
+    yield worker
+    worker.close()
+
+
+def test_space_is_large_and_free_of_duplicates(space: list[Kernel]) -> None:
+    assert len(space) > 20_000
+    assert len({kernel.to_json() for kernel in space}) == len(space)
+
+
+def test_kernels_survive_json(space: list[Kernel]) -> None:
+    for kernel in space[::997]:
+        assert Kernel.from_json(kernel.to_json()) == kernel
+
+
+def test_sample_shows_every_feature(space: list[Kernel]) -> None:
+    wanted = set().union(*(legal_space.features(kernel) for kernel in space[::3]))
+    shown = set().union(*(legal_space.features(kernel) for kernel in legal_space.sample(space, SEED, SAMPLE)))
+    assert not wanted - shown
+    assert {value for name, value in shown if name == "tile_n"} >= set(legal_space.RAGGED_TILES_N)
+    assert {value for name, value in shown if name == "majors"} == set(legal_space.MAJORS)
+
+
+@pytest.mark.parametrize("number", range(SAMPLE))
+def test_sampled_kernel(number: int, space: list[Kernel], worker: Worker) -> None:
+    kernel = legal_space.sample(space, SEED, SAMPLE)[number]
+    found = worker.examine(kernel)
+    assert not found, f"{kernel} (seed {SEED}, number {number}): {'; '.join(found)}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.skipif(
+    os.environ.get("CUTEGEMM_FULL_SPACE", "0") in ("", "0"), reason="hours; set CUTEGEMM_FULL_SPACE=1"
+)
+def test_full_space(space: list[Kernel], capfd: pytest.CaptureFixture[str]) -> None:
+    import platformdirs
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    folder = Path(platformdirs.user_cache_dir("cutegemm")) / "legal-space"
+    findings = Findings(folder / f"{source_hash()[:16]}.jsonl")
+    seconds = float(os.environ.get("CUTEGEMM_FULL_SPACE_SECONDS", "inf"))
+    # A fixed shuffle: a run cut short has seen a bit of everything.
+    kernels = legal_space.sample(space, SEED, len(space))
+    bad, done = [], 0
+    with tempfile.TemporaryDirectory() as cache, capfd.disabled():
+        columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns) as progress:
+            task = progress.add_task("kernels", total=len(kernels))
+            for kernel, found in examine_all(kernels, worker_environment(cache), findings, seconds):
+                done += 1
+                progress.advance(task)
+                if found:
+                    bad.append(f"{kernel}: {'; '.join(found)}")
+                    progress.console.print(bad[-1])
+    assert not bad, f"{len(bad)} of {done} kernels (see {findings.path}):\n" + "\n".join(bad)
+
+
+# --- the examination itself can fail -----------------------------------------------------------------------
+
+SMALL = Kernel(GemmConfig(64, 8, consumers=1), GemmProblem(None, None, None))
+
+
+def test_a_compiler_that_dies_is_a_finding_and_is_replaced(tmp_path: Path) -> None:
+    aborting = (
+        "import os, sys\nfor line in sys.stdin:\n    os.abort() if '24' in line else print('[]', flush=True)"
+    )
+    worker = Worker(worker_environment(tmp_path), (sys.executable, "-c", aborting))
+    try:
+        assert worker.examine(SMALL) == []
+        fatal = Kernel(GemmConfig(64, 24, consumers=1), SMALL.problem)
+        assert worker.examine(fatal) == ["the compiler died with exit code -6"]
+        assert worker.examine(SMALL) == []
+    finally:
+        worker.close()
+
+
+def test_a_compiler_that_hangs_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(legal_space, "KERNEL_SECONDS", 1)
+    worker = Worker(worker_environment(tmp_path), (sys.executable, "-c", "import time; time.sleep(60)"))
+    try:
+        assert worker.examine(SMALL) == ["no answer in 1 s"]
+    finally:
+        worker.close()
+
+
+def test_an_error_while_compiling_is_a_finding(worker: Worker) -> None:
+    illegal = Kernel(GemmConfig(64, 12, consumers=1), GemmProblem(None, None, None))
+    (found,) = worker.examine(illegal)
+    assert found.startswith("ConfigError: tile_n=12")
+
+
+def test_code_of_another_kernel_is_found_out(space: list[Kernel]) -> None:
+    import cutegemm
+    from cutegemm.artifact import Resources, instruction_histogram
+
+    gemm = cutegemm.compile((None, None, None), "bfloat16", target="sm_90a", config=SMALL.config)
+    other = Kernel(
+        GemmConfig(64, 16, cluster_m=2, consumers=1), GemmProblem(None, None, None, a_dtype="float16")
+    )
+    found = list(legal_space._ptx_violations(gemm.ptx, other))
+    assert any(line.startswith("WGMMA") for line in found)
+    assert any(line.startswith("multicast") for line in found)
+    assert any(line.startswith("cluster barrier") for line in found)
+    histogram = {**instruction_histogram(gemm.sass), "local memory": 2}
+    found = list(legal_space._sass_violations(gemm.sass, histogram, other.plan))
+    assert found == [
+        "2 local memory instructions",
+        "SASS has ['HGMMA.64x8x16.F32'], planned HGMMA.64x16x16.F32",
+    ]
+    planned = SMALL.plan
+    few = Resources(128, 16, planned.smem_bytes, planned.stages, planned.threads)
+    found = list(legal_space._resource_violations(few, planned))
+    assert found[0] == "spills 16 bytes"
+    assert "would wait for ever" in found[1]
+    assert multicast_of_loads(gemm.ptx) == {"A": False, "B": False}
+
+
+def test_findings_go_on_where_they_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "findings.jsonl"
+    Findings(path).add(SMALL, ["spills 8 bytes"])
+    with path.open("a") as file:
+        file.write('{"kernel": "cut off')
+    findings = Findings(path)
+    assert findings.known == {SMALL.to_json(): ["spills 8 bytes"]}
+    # Known already: no worker is needed, no time either.
+    assert list(examine_all([SMALL], worker_environment(tmp_path), findings, 0)) == [
+        (SMALL, ["spills 8 bytes"])
+    ]
