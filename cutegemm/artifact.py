@@ -10,29 +10,27 @@ import json
 import os
 import re
 import shlex
-import sysconfig
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cutegemm.cache import OBJECT_FILE, Entry, dsl_version, object_path
+from cutegemm.cache import OBJECT_FILE, Entry, dsl_version
+from cutegemm.complaint import first_complaint
 from cutegemm.cubin import CubinKernel, disassemble, instruction_histogram, only_kernel
 from cutegemm.errors import BuildError, CutegemmError
+from cutegemm.loader import LIBRARY_FILE, link_library, load
 
 __all__ = [
     "Artifact",
     "Resources",
     "compile_lock",
     "compile_to_files",
-    "first_complaint",
     "instruction_histogram",
     "launched_smem_bytes",
-    "load_object",
 ]
 
 PTX_FILE = "kernel.ptx"
@@ -154,7 +152,7 @@ class Artifact:
         """The TVM-FFI function of the host entry; made once per process for equal objects.
 
         It takes torch tensors and launches on the current stream; the GPU is first touched when it is called.
-        Raises BuildError if the object cannot be loaded, MissingDependencyError without the DSL.
+        Raises BuildError if it cannot be loaded, MissingDependencyError without the DSL.
         """
         return self._function
 
@@ -163,29 +161,11 @@ class Artifact:
         digest = hashlib.sha256(self.object).digest()
         with compile_lock:
             if digest not in _loaded:
-                _loaded[digest] = load_object(object_path(self.files, self.directory), self.facts["entry"])
+                _loaded[digest] = load(self.files, self.directory, self.facts["entry"])
             return _loaded[digest]
 
 
 _loaded: dict[bytes, Callable[..., Any]] = {}
-
-
-def load_object(path: Path, entry: str) -> Callable[..., Any]:
-    """The TVM-FFI function `entry` of a host object on disk. Raises BuildError, MissingDependencyError."""
-    dsl_version()
-    import cutlass.cute as cute
-
-    with compile_lock:
-        try:
-            function: Callable[..., Any] = getattr(
-                cute.runtime.load_module(str(path), enable_tvm_ffi=True), entry
-            )
-        except Exception as error:
-            raise BuildError(
-                f"the compiled kernel {path} cannot be loaded: {first_complaint(error)}"
-            ) from error
-    return function
-
 
 # --- compiling ---------------------------------------------------------------------------------------------
 
@@ -209,7 +189,8 @@ def compile_to_files(
         facts: what `Artifact` cannot read from the code: at least smem_bytes, stages and threads (ints).
         options: further compiler options, e.g. "--generate-line-info".
 
-    Returns kernel.ptx, kernel.cubin, kernel.o, host.mlir (host.mlir.gz if large) and facts.json.
+    Returns kernel.ptx, kernel.cubin, kernel.o, host.mlir (host.mlir.gz if large), facts.json, and kernel.so
+    where a C compiler is there to link it.
 
     Raises BuildError with the compiler's first complaint and the original exception as its cause;
     errors of cutegemm raised while tracing pass through unchanged.
@@ -229,6 +210,7 @@ def compile_to_files(
             ptx, cubin, host = compiled.__ptx__, compiled.__cubin__, str(compiled.ir_module).encode()
             compiled.export_to_c(os.path.join(scratch, OBJECT_FILE), function_name=entry)
             host_object = Path(scratch, OBJECT_FILE).read_bytes()
+            library = link_library(Path(scratch, OBJECT_FILE))
         except CutegemmError:
             raise
         except Exception as error:
@@ -250,6 +232,7 @@ def compile_to_files(
         OBJECT_FILE: host_object,
         FACTS_FILE: json.dumps(described, indent=1, sort_keys=True).encode(),
         **host_files,
+        **({LIBRARY_FILE: library} if library else {}),
     }
 
 
@@ -288,52 +271,3 @@ def launched_smem_bytes(host: str) -> int | None:
 def ptx_entries(ptx: str) -> list[str]:
     """Names of the kernels in a PTX text."""
     return re.findall(r"^\s*\.visible\s+\.entry\s+([\w$.]+)", ptx, re.MULTILINE)
-
-
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_LOG = re.compile(r"(?:ptxas|backend) log:(.*?)(?:suggestion:|note:|$)", re.DOTALL)
-_HEADLINE = re.compile(r"^\s*error(?:\[\w+\])?:\s*(\S.*)$", re.MULTILINE)
-_PLACE = re.compile(r"-->\s*(\S+?\.py):(\d+)")
-
-
-def first_complaint(error: BaseException) -> str:
-    """What a compiler exception says first, in one line: no colours, no listing, no MLIR.
-
-    The assembler's own log counts before the compiler's headline; the source line follows in brackets where
-    it is known.
-    """
-    text = _COLOUR.sub("", str(error))
-    if found := _LOG.search(text):
-        log = re.sub(r"\s+", " ", found[1])
-        log = re.sub(r"\s*ptxas fatal.*$", "", log) or log
-        complaint = re.sub(r"^\s*ptxas application ptx input, line \d+; error\s*: ", "ptxas: ", log)
-    elif found := _HEADLINE.search(text):
-        complaint = found[1]
-    else:
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        complaint = lines[0] if lines else "no further explanation"
-        if not isinstance(error, CutegemmError):
-            complaint = f"{type(error).__name__}: {complaint}"
-    complaint = re.split(r"\.\s+(?=[A-Z])", complaint)[0]
-    places = [f"{Path(name).name}:{line}" for name, line in _PLACE.findall(text) if name != __file__]
-    where = places[0] if places else _raised_at(error)
-    complaint = complaint.strip().rstrip(".")
-    if len(complaint) > 400:
-        complaint = complaint[:400] + " ..."
-    return f"{complaint} ({where})" if where else complaint
-
-
-def _raised_at(error: BaseException) -> str:
-    """File and line of the innermost frame that is neither this module, the DSL nor Python's own library."""
-    library = sysconfig.get_path("stdlib") + os.sep
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        name = frame.filename
-        in_library = name.startswith(library) and "site-packages" not in name
-        if (
-            name != __file__
-            and not in_library
-            and f"{os.sep}cutlass{os.sep}" not in name
-            and os.path.exists(name)
-        ):
-            return f"{Path(name).name}:{frame.lineno}"
-    return ""

@@ -41,8 +41,8 @@ __all__ = [
     "cache_dir",
     "default_cache",
     "dsl_version",
+    "file_path",
     "kernel_key",
-    "object_path",
     "private_directory",
     "source_hash",
 ]
@@ -104,19 +104,19 @@ class Entry:
     @property
     def object_path(self) -> Path:
         """Path of the host object: in the cache, or a private copy if it is not (or no longer) there."""
-        return object_path(self.files, self.directory)
+        return file_path(self.files, self.directory, OBJECT_FILE)
 
 
-def object_path(files: Mapping[str, bytes], directory: Path | None) -> Path:
-    """Path under which ``files["kernel.o"]`` can be read: in `directory`, else in a private folder.
+def file_path(files: Mapping[str, bytes], directory: Path | None, name: str) -> Path:
+    """Path under which ``files[name]`` can be read: in `directory`, else in a private folder.
 
     Raises BuildError if neither exists nor can be written.
     """
-    if directory is not None and (directory / OBJECT_FILE).is_file():
-        return directory / OBJECT_FILE
-    content = files[OBJECT_FILE]
+    if directory is not None and (directory / name).is_file():
+        return directory / name
+    content = files[name]
     try:
-        path = private_directory() / f"{hashlib.sha256(content).hexdigest()}.o"
+        path = private_directory() / f"{hashlib.sha256(content).hexdigest()}-{name}"
         if not path.exists():
             unfinished = path.with_suffix(f".{secrets.token_hex(8)}")
             unfinished.write_bytes(content)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cutegemm import artifact, cache, cubin, fingerprint
+from cutegemm import artifact, cache, cubin, fingerprint, loader
 from cutegemm.artifact import Artifact, compile_to_files, instruction_histogram, launched_smem_bytes
 from cutegemm.cache import KernelCache, kernel_key
 from cutegemm.errors import BuildError, ConfigError, MissingDependencyError
@@ -51,7 +52,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     """Run `code` in a fresh interpreter that can import cutegemm and the tiny kernels."""
     path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", f"from pathlib import Path\n{code}"],
         env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
@@ -64,7 +65,8 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 def test_files_and_facts(fill):
-    assert set(fill.files) == {"kernel.ptx", "kernel.cubin", "kernel.o", "host.mlir", "facts.json"}
+    library = {"kernel.so"} if shutil.which("cc") else set()
+    assert set(fill.files) == {"kernel.ptx", "kernel.cubin", "kernel.o", "host.mlir", "facts.json"} | library
     assert re.search(r"^\.target sm_90a", fill.ptx, re.MULTILINE)
     assert f".entry {fill.kernel_name}(" in fill.ptx
     assert fill.kernel_name.encode() in fill.cubin
@@ -342,12 +344,79 @@ def test_loading_when_the_cache_was_cleared_meanwhile(tmp_path, monkeypatch, fil
         Artifact.from_entry(entry).load()(1, 2)
 
 
+@pytest.fixture(params=["library", "object"])
+def way_of_loading(request, monkeypatch):
+    """Both ways from files to a function, with nothing loaded yet."""
+    if request.param == "library" and not shutil.which("cc"):
+        pytest.skip("needs a C compiler")
+    monkeypatch.setattr(artifact, "_loaded", {})
+    if request.param == "object":
+        monkeypatch.setattr(loader, "load_library", lambda path, entry: None)
+    else:
+        monkeypatch.setattr(loader, "load_object", None)
+
+
+@pytest.mark.usefixtures("way_of_loading")
+def test_kernels_loaded_side_by_side_keep_apart(fill):
+    two = Artifact(compile_to_files(tiny.scale, tiny.scale_args(), target="sm_90a", facts=tiny.FACTS))
+    functions = [kernel.load() for kernel in (fill, two, compiled(tiny.local_memory))]
+    for _ in range(2):
+        for function, name, count in zip(
+            functions, ("fill", "scale", "local_memory"), (1, 2, 1), strict=True
+        ):
+            with pytest.raises(TypeError, match=rf"Expects {count} parameters when calling: `{name}\("):
+                function(1, 2, 3)
+
+
+def test_a_library_that_cannot_be_used_falls_back_to_the_object(fill, monkeypatch):
+    monkeypatch.setattr(artifact, "_loaded", {})
+    broken = Artifact({**fill.files, "kernel.so": b"no library"})
+    with pytest.raises(TypeError, match="Expects 1 parameters"):
+        broken.load()(1, 2)
+
+
+def test_without_a_linker_there_is_only_the_object(fill, monkeypatch):
+    monkeypatch.setattr(loader.shutil, "which", lambda name: None)
+    without = compiled(tiny.fill)
+    assert set(fill.files) - set(without.files) <= {"kernel.so"}
+    assert "kernel.so" not in without.files
+
+
+def test_the_runtime_library_is_used_only_if_there_is_no_choice(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUTE_DSL_LIBS", raising=False)
+    package = type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: package)
+    assert loader.runtime_library() is None
+    for variant in ("cu12", "cu13"):
+        path = tmp_path / variant / "lib" / loader.RUNTIME
+        path.parent.mkdir(parents=True)
+        path.touch()
+        assert loader.runtime_library() == (path if variant == "cu12" else None)
+    shutil.rmtree(tmp_path / "cu13")
+    monkeypatch.setenv("CUTE_DSL_LIBS", "/elsewhere")
+    assert loader.runtime_library() is None
+
+
 def test_an_object_that_cannot_be_loaded_is_a_build_error(tmp_path):
     path = tmp_path / "kernel.o"
     path.write_bytes(b"no object at all")
-    done = run_python(f"from cutegemm.artifact import load_object\nload_object({str(path)!r}, 'gemm')")
+    done = run_python(f"from cutegemm.loader import load_object\nload_object(Path({str(path)!r}), 'gemm')")
     assert done.returncode == 1, done.stderr
     assert "BuildError: the compiled kernel" in done.stderr.splitlines()[-1]
+
+
+def test_loading_a_library_does_not_import_the_compiler(tmp_path, fill):
+    if "kernel.so" not in fill.files:
+        pytest.skip("needs a C compiler")
+    for name, content in fill.files.items():
+        (tmp_path / name).write_bytes(content)
+    done = run_python(
+        "import sys\nfrom cutegemm.artifact import Artifact\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "function = Artifact({p.name: p.read_bytes() for p in folder.iterdir()}, folder).load()\n"
+        "print(function, 'cutlass' in sys.modules)"
+    )
+    assert (done.returncode, done.stdout.split()[-1]) == (0, "False"), done.stderr
 
 
 def test_importing_the_modules_does_not_import_the_compiler():

@@ -18,10 +18,22 @@ def vector_args():
     return vector, make_fake_stream(use_tvm_ffi_env_stream=True)
 
 
+def scale_args():
+    """Two float32 vectors and the stream of the caller."""
+    x, stream = vector_args()
+    return x, vector_args()[0], stream
+
+
 @cute.kernel
 def fill_kernel(x: cute.Tensor, value: cutlass.Constexpr):
     thread, _, _ = cute.arch.thread_idx()
     x[thread] = cutlass.Float32(value)
+
+
+@cute.kernel
+def scale_kernel(x: cute.Tensor, y: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    y[thread] = x[thread] * cutlass.Float32(2.0)
 
 
 @cute.kernel
@@ -71,6 +83,11 @@ def value_error_kernel(x: cute.Tensor):
 @cute.jit
 def fill(x: cute.Tensor, stream):
     fill_kernel(x, 1.0).launch(grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream)
+
+
+@cute.jit
+def scale(x: cute.Tensor, y: cute.Tensor, stream):
+    scale_kernel(x, y).launch(grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream)
 
 
 @cute.jit

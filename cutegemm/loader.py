@@ -1,0 +1,109 @@
+"""From the host object of a kernel to a callable: through a shared library if there is one, else the DSL.
+
+Both give the same TVM-FFI function. The library loads in some 30 ms; loading the object imports the whole DSL
+first, which takes half a second. So where a C compiler is found, a library is linked when the kernel is
+compiled and kept beside the object.
+"""
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cutegemm.cache import OBJECT_FILE, file_path
+from cutegemm.complaint import first_complaint
+from cutegemm.errors import BuildError
+from cutegemm.fingerprint import dsl_version
+
+LIBRARY_FILE = "kernel.so"
+RUNTIME = "libcute_dsl_runtime.so"
+"""What the launch code of every kernel calls; part of the DSL's packages."""
+
+
+def load(files: Mapping[str, bytes], directory: Path | None, entry: str) -> Callable[..., Any]:
+    """The TVM-FFI function `entry` of a compiled kernel whose files lie in `directory` or only in memory.
+
+    Call it under artifact.compile_lock. Raises BuildError if it cannot be loaded, MissingDependencyError
+    without the DSL.
+    """
+    dsl_version()
+    if LIBRARY_FILE in files:
+        function = load_library(file_path(files, directory, LIBRARY_FILE), entry)
+        if function is not None:
+            return function
+    return load_object(file_path(files, directory, OBJECT_FILE), entry)
+
+
+def load_object(path: Path, entry: str) -> Callable[..., Any]:
+    """The function `entry` of a host object, through the DSL. Raises BuildError."""
+    import cutlass.cute as cute
+
+    try:
+        function: Callable[..., Any] = getattr(
+            cute.runtime.load_module(str(path), enable_tvm_ffi=True), entry
+        )
+    except Exception as error:
+        raise BuildError(f"the compiled kernel {path} cannot be loaded: {first_complaint(error)}") from error
+    return function
+
+
+def load_library(path: Path, entry: str) -> Callable[..., Any] | None:
+    """The function `entry` of a linked kernel, None where it cannot be used and the object must do.
+
+    That is so if the folder forbids executable files, the DSL's runtime library is not found, or there is
+    more than one of it to choose from, as the DSL does by rules of its own.
+    """
+    import tvm_ffi
+
+    runtime = runtime_library()
+    if runtime is None:
+        return None
+    try:
+        # The library names its runtime without a path: the loader takes the one already in the process.
+        ctypes.CDLL(str(runtime))
+        function: Callable[..., Any] = getattr(tvm_ffi.load_module(str(path)), entry)
+    except (OSError, RuntimeError, AttributeError):
+        return None
+    return function
+
+
+def runtime_library() -> Path | None:
+    """The DSL's runtime library; None if there is none, there are several, or CUTE_DSL_LIBS names another."""
+    spec = importlib.util.find_spec("nvidia_cutlass_dsl")
+    if spec is None or os.environ.get("CUTE_DSL_LIBS"):
+        return None
+    folders = [Path(folder) for folder in spec.submodule_search_locations or []]
+    found = [path for folder in folders for path in folder.glob(f"*/lib/{RUNTIME}")]
+    return found[0] if len(found) == 1 else None
+
+
+def link_library(host_object: Path) -> bytes | None:
+    """The shared library of a host object, None where no C compiler can link it."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    runtime = runtime_library()
+    if compiler is None or runtime is None:
+        return None
+    import tvm_ffi
+
+    library = host_object.with_name(LIBRARY_FILE)
+    # -Bsymbolic: every kernel has the same internal names, and each must find its own.
+    linked = subprocess.run(
+        [
+            compiler,
+            "-shared",
+            "-Wl,-Bsymbolic",
+            "-o",
+            library,
+            host_object,
+            runtime,
+            tvm_ffi.libinfo.find_libtvm_ffi(),
+        ],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return library.read_bytes() if linked.returncode == 0 else None
