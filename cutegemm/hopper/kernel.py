@@ -96,6 +96,7 @@ class HopperGemm:
             cluster=(config.cluster_size, 1, 1),
             min_blocks_per_mp=1,
             stream=stream,
+            use_pdl=True,
         )
 
     def _kernel_modes(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor):
@@ -146,6 +147,11 @@ class HopperGemm:
                 ring.init(plan.consumer_warps_per_tile)
                 cute.arch.mbarrier_init_fence()
         self._sync_cluster()
+        # Everything above ran under the tail of the kernel before this one; from here on global memory
+        # is touched, so every thread first waits until that kernel's writes are visible.
+        cute.arch.griddepcontrol_wait()
+        # The next kernel may set itself up as soon as SMs come free; its own wait keeps it from our data.
+        cute.arch.griddepcontrol_launch_dependents()
 
         if warpgroup == PRODUCER_WARPGROUP:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
