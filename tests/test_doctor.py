@@ -44,6 +44,7 @@ GOOD = Machine(
     driver_cuda=(13, 0),
     gpus=(H200,),
     nvdisasm="/site/nvidia/cu13/bin/nvdisasm",
+    c_compiler="/usr/bin/cc",
 )
 NO_GPU = replace(GOOD, torch=TorchState("2.13.0+cpu"), driver=None, driver_cuda=None, gpus=())
 
@@ -222,6 +223,10 @@ CASES: dict[str, Case] = {
     "full disk": (
         replace(GOOD, cache=replace(GOOD.cache, free_bytes=5_000_000)),
         checks.check_cache, "note", "nothing", "has 5 MB left", "cache --clear",
+    ),
+    "no c compiler": (
+        replace(GOOD, c_compiler=None),
+        checks.check_loading, "note", "nothing", "No C compiler", "gcc",
     ),
     "no nvdisasm": (
         replace(GOOD, nvdisasm=None),

@@ -231,8 +231,9 @@ def test_the_layers_hold(architecture: str) -> None:
 
 
 def documents() -> list[Path]:
-    """The README and everything under docs."""
-    return sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")])
+    """Every Markdown file that is part of the project."""
+    folders = ("docs", "tests", "benchmarks", "examples")
+    return sorted([ROOT / "README.md", *(path for name in folders for path in (ROOT / name).rglob("*.md"))])
 
 
 def cited_paths(text: str) -> set[str]:

@@ -151,8 +151,9 @@ def _mixed_dsl(machine: Machine) -> list[Finding]:
                 "dsl",
                 "note",
                 f"The DSL's libraries for {' and '.join(variants)} are both installed; it takes the newest "
-                "that the driver supports, so a driver update may change the compiler.",
-                "Keep one, if that matters to you.",
+                "that the driver supports, so a driver update may change the compiler; and kernels from the "
+                "cache load the slow way, through the DSL.",
+                "Keep one: pip uninstall one of nvidia-cutlass-dsl-libs-cu12 and -cu13.",
             )
         )
     needed = min((int(v[2:]) for v in variants if v[2:].isdigit()), default=None)
@@ -443,6 +444,21 @@ def check_nvdisasm(machine: Machine) -> list[Finding]:
     return [Finding("nvdisasm", "ok", f"{machine.nvdisasm}.")]
 
 
+def check_loading(machine: Machine) -> list[Finding]:
+    """Whether kernels from the cache load the quick way."""
+    if machine.c_compiler is None:
+        return [
+            Finding(
+                "loading",
+                "note",
+                "No C compiler: a process that finds its kernels in the cache still imports the whole DSL to "
+                "load them, half a second once.",
+                "Install one (the Debian package is gcc).",
+            )
+        ]
+    return [Finding("loading", "ok", f"{machine.c_compiler} links kernels, which then load without the DSL.")]
+
+
 CHECKS: tuple[Callable[[Machine], list[Finding]], ...] = (
     check_python,
     check_torch,
@@ -451,6 +467,7 @@ CHECKS: tuple[Callable[[Machine], list[Finding]], ...] = (
     check_driver,
     check_gpus,
     check_cache,
+    check_loading,
     check_nvdisasm,
 )
 

@@ -108,6 +108,7 @@ class Machine:
     gpus: tuple[GpuState, ...] = ()
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES
     nvdisasm: str | None = None
+    c_compiler: str | None = None  # links kernels into libraries that load without the DSL
     built_targets: tuple[str, ...] = tuple(SUPPORTED_TARGETS)  # those this version has kernels for
 
 
@@ -132,6 +133,7 @@ def inspect_machine() -> Machine:
         gpus=gpus or torch_gpus,
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         nvdisasm=nvdisasm_path(),
+        c_compiler=shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"),
         built_targets=built_targets(dsl),
     )
 
