@@ -18,6 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from cache_worker import FILES, PROCESSES, ROUNDS, UNLOCKED_ROUNDS, Watch, a_key, ask_in_rounds
 
 from cutegemm import cache as cache_module
 from cutegemm import fingerprint
@@ -25,17 +26,7 @@ from cutegemm.cache import KernelCache, KernelKey, cache_dir, default_cache, ker
 from cutegemm.errors import BuildError, CacheWarning, MissingDependencyError, StaleSourceError
 
 ROOT = Path(__file__).parent.parent
-PROCESSES = 8
-FILES = {
-    "kernel.ptx": b".version 8.8\n",
-    "kernel.cubin": bytes(range(256)) * 50,
-    "kernel.o": b"\x7fELF object",
-}
-
-
-def a_key(number: int = 0) -> str:
-    """Some valid key."""
-    return f"{number:064x}"
+PYTHONPATH = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
 
 
 def not_called() -> dict[str, bytes]:
@@ -49,18 +40,6 @@ def no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
-
-
-class Watch:
-    """Stands in for the watch on the package's sources, which somebody may be editing while the tests run."""
-
-    def __init__(self, stale: bool):
-        self.stale = stale
-
-    def check(self) -> None:
-        """As SourceWatch.check."""
-        if self.stale:
-            raise StaleSourceError("changed")
 
 
 @pytest.fixture(autouse=True)
@@ -182,37 +161,6 @@ def test_eight_threads_build_once(tmp_path):
 # --- many processes ----------------------------------------------------------------------------------------
 
 
-def logged_build(log: Path, seconds: float) -> dict[str, bytes]:
-    """Takes `seconds` and leaves one line per call in `log`."""
-    with open(log, "ab", buffering=0) as file:
-        file.write(f"{os.getpid()}\n".encode())
-    time.sleep(seconds)
-    return FILES
-
-
-ROUNDS = 50
-UNLOCKED_ROUNDS = 10
-
-
-def ask_in_rounds(root, start, answers):
-    """In every round, with the others: a fresh cache on the common folder, asked for that round's key.
-
-    The last rounds go without the lock between processes.
-    """
-    cache_module.sources = Watch(stale=False)
-    for number in range(ROUNDS + UNLOCKED_ROUNDS):
-        if number >= ROUNDS:
-            KernelCache._process_lock = lambda self, key: contextlib.nullcontext()
-        cache = KernelCache(root)
-        start.wait(timeout=60)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            entry = cache.get_or_build(a_key(number), lambda n=number: logged_build(root / f"{n}.log", 0.02))
-        right = entry.files == FILES and entry.object_path.read_bytes() == FILES["kernel.o"]
-        stats = cache.stats()
-        answers.put((number, right, stats.compiled, stats.from_disk, [str(w.message) for w in caught]))
-
-
 @pytest.fixture(scope="module")
 def side_by_side(tmp_path_factory):
     """Folder and answers of PROCESSES processes going through all rounds together."""
@@ -261,9 +209,9 @@ def killed_process(tmp_path: Path, code: str) -> None:
         [
             sys.executable,
             "-c",
-            f"import time\nfrom cutegemm.cache import *\nimport cutegemm.cache as c\n{code}",
+            f"import time, bare_package\nfrom cutegemm.cache import *\n{code}",
         ],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUTEGEMM_CACHE_DIR": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "CUTEGEMM_CACHE_DIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -370,12 +318,13 @@ def test_a_fork_while_another_thread_builds_gets_its_kernel(tmp_path):
 
 def test_the_private_folder_goes_with_its_process(tmp_path):
     code = (
-        "import os, sys\nfrom cutegemm.cache import private_directory\nfolder = private_directory()\n"
+        "import os, sys, bare_package\nfrom cutegemm.cache import private_directory\n"
+        "folder = private_directory()\n"
         "(folder / 'x').write_text('x')\nchild = os.fork()\n"
         "if child == 0:\n    sys.exit(7 if private_directory() == folder else 0)\n"
         "assert os.waitpid(child, 0)[1] == 0\nassert (folder / 'x').exists()\nprint(folder)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
@@ -687,11 +636,11 @@ def live_copy(tmp_path):
 
     def run(edit: str) -> subprocess.CompletedProcess[str]:
         code = (
-            "import os, time\nfrom pathlib import Path\nimport cutegemm.cache as c\n"
+            "import os, bare_package\nfrom pathlib import Path\nimport cutegemm.cache as c\n"
             f"package = Path(c.__file__).parent\n{edit}\n"
             f"c.KernelCache({str(tmp_path / 'cache')!r}).get_or_build({a_key()!r}, lambda: {{'a': b'x'}})\n"
         )
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{ROOT / 'tests'}"}
         return subprocess.run(
             [sys.executable, "-c", code],
             env=environment,
