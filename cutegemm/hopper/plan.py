@@ -86,7 +86,8 @@ def plan(config: GemmConfig, problem: GemmProblem) -> HopperPlan:
     registers = config.tile_m * config.tile_n // (WARPGROUP_THREADS * warpgroups_m * warpgroups_n)
     budget = CONSUMER_REGISTERS[config.consumers] - REGISTER_RESERVE
     if registers > budget:
-        legal = budget * WARPGROUP_THREADS * warpgroups_m * warpgroups_n // config.tile_m // 8 * 8
+        unit = _tile_n_unit(config, problem, warpgroups_n)
+        legal = budget * WARPGROUP_THREADS * warpgroups_m * warpgroups_n // config.tile_m // unit * unit
         raise ConfigError(
             f"tile {config.tile_m}x{config.tile_n} with {config.consumers} {config.schedule} consumer(s) needs "
             f"{registers} accumulator registers a thread, {budget} fit without spilling; "
@@ -145,11 +146,15 @@ def _split(config: GemmConfig) -> tuple[int, int]:
     return (2, 1) if config.tile_m % (2 * MMA_M) == 0 else (1, 2)
 
 
-def _check_tile_n(config: GemmConfig, problem: GemmProblem, warpgroups_n: int) -> None:
+def _tile_n_unit(config: GemmConfig, problem: GemmProblem, warpgroups_n: int) -> int:
+    """What tile_n must be a multiple of."""
     # An N-major B needs a swizzle span of at least 32 bytes along N; the multicast slices are spans too.
-    unit = 8 * warpgroups_n
-    if problem.b_major == "n":
-        unit = max(16 * warpgroups_n, 16 * config.cluster_m)
+    atom = 16 if problem.b_major == "n" else 8
+    return atom * max(warpgroups_n, config.cluster_m)
+
+
+def _check_tile_n(config: GemmConfig, problem: GemmProblem, warpgroups_n: int) -> None:
+    unit = _tile_n_unit(config, problem, warpgroups_n)
     if config.tile_n % unit:
         legal = tuple(range(unit, 257, unit))
         check_one_of(

@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import sys
 
 from cutegemm.errors import OperandTypeError
 from cutegemm.scheduler import TileScheduler
@@ -28,10 +29,16 @@ def _identity(part: object) -> str:
     if kind.__module__.startswith("cutegemm."):
         return f"{kind.__module__}.{text}"
     try:
-        source = inspect.getsource(kind)
+        # Base classes too: the method that runs may be an inherited one.
+        source = "".join(inspect.getsource(base) for base in kind.__mro__ if _is_outside(base))
     except (OSError, TypeError) as error:
         raise OperandTypeError(
             f"the source of {kind.__qualname__} cannot be read, so its kernel cannot be told from another's; "
             f"define the class in a file"
         ) from error
     return f"{kind.__module__}.{text} {hashlib.sha256(source.encode()).hexdigest()}"
+
+
+def _is_outside(kind: type) -> bool:
+    """Whether a class is neither this package's, whose sources every key covers, nor Python's own."""
+    return kind.__module__.partition(".")[0] not in ("cutegemm", *sys.stdlib_module_names)
