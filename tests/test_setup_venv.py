@@ -1,6 +1,7 @@
 """The environment set-up's decisions, without making an environment."""
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -80,9 +81,26 @@ def test_the_hosts_torch_is_linked_by_a_path_file(setup_venv: ModuleType, tmp_pa
     site.mkdir(parents=True)
     host = setup_venv.HostTorch("2.11.0+cu130", "13.0", "/opt/torch/site-packages")
     setup_venv.install_torch("host", host, tmp_path, [], tmp_path / "log")
-    assert (site / setup_venv.HOST_TORCH_PTH).read_text() == "/opt/torch/site-packages\n"
+    linked = (site / setup_venv.HOST_TORCH_PTH).read_text()
+    assert linked == "import site; site.addsitedir('/opt/torch/site-packages')\n"
     with pytest.raises(setup_venv.SetupError, match="cannot import torch"):
         setup_venv.install_torch("host", None, tmp_path, [], tmp_path / "log")
+
+
+def test_packages_of_the_host_are_seen_from_the_environment(setup_venv: ModuleType, tmp_path: Path) -> None:
+    """A real environment without pip, and a host whose one package lies behind a path file of its own."""
+    host_site = tmp_path / "host"
+    (host_site / "inner").mkdir(parents=True)
+    (host_site / "outer_module.py").write_text("")
+    (host_site / "inner" / "inner_module.py").write_text("")
+    (host_site / "inner.pth").write_text("inner\n")
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=120)
+    host = setup_venv.HostTorch("2.11.0+cu130", "13.0", str(host_site))
+    setup_venv.install_torch("host", host, venv, [], tmp_path / "log")
+    subprocess.run(
+        [str(venv / "bin" / "python"), "-c", "import outer_module, inner_module"], check=True, timeout=60
+    )
 
 
 def fake_pip(folder: Path, succeeds_at: int) -> list[str]:

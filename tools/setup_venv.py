@@ -129,9 +129,10 @@ def install_torch(kind: str, host: HostTorch | None, venv: Path, pip: list[str],
         if host is None:
             raise SetupError(f"--torch host was asked for, but {sys.executable} cannot import torch")
         # --system-site-packages would show the base interpreter's packages only and miss the torch of an
-        # interpreter that is itself a virtual environment. A path file at the end of sys.path serves both.
+        # interpreter that is itself a virtual environment. A path file that adds the folder as a site serves
+        # both, and honours the path files of the packages there (the DSL has one).
         site = next(venv.glob("lib/python3.*/site-packages"))
-        (site / HOST_TORCH_PTH).write_text(host.site_packages + "\n")
+        (site / HOST_TORCH_PTH).write_text(f"import site; site.addsitedir({host.site_packages!r})\n")
         print(f"-- torch {host.version} of {host.site_packages} is used as it is")
         return
     if kind == "cuda":
