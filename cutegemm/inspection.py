@@ -15,8 +15,8 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
-from cutegemm.errors import ConfigError, DeviceError, MissingDependencyError, TargetError
-from cutegemm.hardware import SUPPORTED_TARGETS, current_target, normalise_target
+from cutegemm.errors import ConfigError, DeviceError, MissingDependencyError
+from cutegemm.hardware import current_target, normalise_target
 
 if TYPE_CHECKING:
     from cutegemm.artifact import Artifact, Resources
@@ -160,18 +160,6 @@ def inspect(request: Request) -> Report:
     return Report(
         str(gemm.problem), str(gemm.config), request.resolved_target, artifact, histogram, no_histogram=reason
     )
-
-
-def targets_with_kernels() -> list[str]:
-    """The supported targets that there are kernels for, found by asking for a plain one; builds nothing."""
-    built = []
-    for target in SUPPORTED_TARGETS:
-        try:
-            Request((128, 128, 64), target=target).compile()
-        except TargetError:
-            continue
-        built.append(target)
-    return built
 
 
 def save(report: Report, folder: Path) -> list[Path]:

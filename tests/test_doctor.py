@@ -44,6 +44,7 @@ GOOD = Machine(
     driver_cuda=(13, 0),
     gpus=(H200,),
     nvdisasm="/site/nvidia/cu13/bin/nvdisasm",
+    built_targets=("sm_90a", "sm_100a"),
     c_compiler="/usr/bin/cc",
 )
 NO_GPU = replace(GOOD, torch=TorchState("2.13.0+cpu"), driver=None, driver_cuda=None, gpus=())
@@ -387,6 +388,21 @@ print(main(["doctor", "--json"]))
     findings = [Finding(**entry) for entry in json.loads("".join(report))]
     assert [f.sentence for f in findings if f.subject == "dsl"] == ["There is no module `cutlass`."]
     assert "Nothing can be compiled" in findings[-1].sentence
+
+
+def test_doctor_runs_where_the_dsl_is_of_another_release(tmp_path: Path) -> None:
+    info = tmp_path / "nvidia_cutlass_dsl-4.9.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cutlass-dsl\nVersion: 4.9.0\n")
+    code = "from cutegemm.cli import main; print(main(['doctor', '--json']))"
+    *report, status = in_a_fresh_process(code, tmp_path).splitlines()
+    assert status == "1"
+    (finding,) = [
+        entry
+        for entry in json.loads("".join(report))
+        if "is installed; cutegemm is tested" in entry["sentence"]
+    ]
+    assert finding["sentence"].startswith("nvidia-cutlass-dsl 4.9.0")
 
 
 def test_the_dsl_here_is_found_whole() -> None:

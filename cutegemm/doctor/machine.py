@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cutegemm.hardware import SUPPORTED_TARGETS
+from cutegemm.compile import BUILT_TARGETS
 
 #: Distributions whose presence and version matter.
 DISTRIBUTIONS = (
@@ -109,14 +109,13 @@ class Machine:
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES
     nvdisasm: str | None = None
     c_compiler: str | None = None  # links kernels into libraries that load without the DSL
-    built_targets: tuple[str, ...] = tuple(SUPPORTED_TARGETS)  # those this version has kernels for
+    built_targets: tuple[str, ...] = BUILT_TARGETS  # those this version has kernels for
 
 
 def inspect_machine() -> Machine:
     """Gather the facts; a few seconds, most of it importing torch and the DSL."""
     driver, gpus = gpus_of_nvidia_smi()
     torch_state, torch_gpus = torch_and_its_gpus()
-    dsl = dsl_state()
     if gpus:
         limits = {gpu.name: gpu.smem_per_block for gpu in torch_gpus}
         gpus = tuple(_with_limit(gpu, limits.get(gpu.name)) for gpu in gpus)
@@ -125,7 +124,7 @@ def inspect_machine() -> Machine:
         system=platform.system(),
         processor=platform.machine(),
         torch=torch_state,
-        dsl=dsl,
+        dsl=dsl_state(),
         cache=cache_state(),
         packages=installed_versions(),
         driver=driver,
@@ -134,7 +133,7 @@ def inspect_machine() -> Machine:
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         nvdisasm=nvdisasm_path(),
         c_compiler=shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"),
-        built_targets=built_targets(dsl),
+        built_targets=BUILT_TARGETS,
     )
 
 
@@ -301,15 +300,6 @@ def cache_state() -> CacheState:
         return CacheState(str(folder), error, free_bytes=free)
     cache = KernelCache()
     return CacheState(str(folder), error, cache.size(), len(cache.entries()), free)
-
-
-def built_targets(dsl: DslState) -> tuple[str, ...]:
-    """The targets this version of cutegemm has kernels for; all of them where the DSL is not there to ask."""
-    from cutegemm.inspection import targets_with_kernels
-
-    if not dsl.has_cute or dsl.import_error is not None:
-        return tuple(SUPPORTED_TARGETS)
-    return tuple(targets_with_kernels())
 
 
 def nvdisasm_path() -> str | None:
