@@ -143,6 +143,26 @@ def test_a_failed_step_shows_the_end_of_its_output(
     assert "step: done" in said
 
 
+def test_a_half_made_environment_is_made_anew(
+    setup_venv: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to("/no/such/python")
+    (venv / "left-over").write_text("")
+    steps = []
+
+    def note(title: str, command: list[str], *, log: Path) -> None:
+        steps.append(title)
+        if title == "create":
+            subprocess.run([*command, "--without-pip"], check=True, timeout=120)
+
+    monkeypatch.setattr(setup_venv, "run_step", note)
+    setup_venv.make_venv(venv, "cpu")
+    assert steps == ["create", "pip", "torch for the CPU", "cutegemm and what it needs"]
+    assert not (venv / "left-over").exists()
+
+
 def test_an_unsuitable_python_is_refused(
     setup_venv: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

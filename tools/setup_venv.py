@@ -123,6 +123,14 @@ def run_step(title: str, command: Sequence[str], *, log: Path) -> None:
         raise SetupError(f"{title} failed: {' '.join(command)}\n{tail}\n(the whole output is in {log})")
 
 
+def runs(command: Sequence[str]) -> bool:
+    """Whether the command can be started and succeeds."""
+    try:
+        return subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
 def install_torch(kind: str, host: HostTorch | None, venv: Path, pip: list[str], log: Path) -> None:
     """Bring torch into the environment: link the host's, or install a CUDA or a CPU build."""
     if kind == "host":
@@ -152,6 +160,10 @@ def install_torch(kind: str, host: HostTorch | None, venv: Path, pip: list[str],
 
 def make_venv(venv: Path, kind: str) -> None:
     """Create ``venv`` and install torch, cutegemm (editable), its tests' needs and its tools into it."""
+    python = venv / "bin" / "python"
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    if venv.exists() and not runs([*pip, "--version"]):
+        shutil.rmtree(venv)  # half made: interrupted, or its interpreter has gone
     venv.mkdir(parents=True, exist_ok=True)
     log = venv / "setup.log"
     log.write_bytes(b"")
@@ -159,8 +171,6 @@ def make_venv(venv: Path, kind: str) -> None:
     if kind == "auto":
         kind = choose_torch(has_nvidia_gpu(), host)
     print(f"-- virtual environment in {venv}, Python {platform.python_version()}, torch: {kind}", flush=True)
-    python = venv / "bin" / "python"
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
     if not python.exists():
         run_step("create", [sys.executable, "-m", "venv", str(venv)], log=log)
         run_step("pip", [*pip, "install", "--upgrade", "pip"], log=log)
