@@ -7,11 +7,11 @@ killed process lets go of it) makes processes that start together compile once. 
 kernel wrong or a call fail: whatever goes amiss on disk ends in a fresh build and at most one warning.
 """
 
-import atexit
 import errno
 import functools
 import hashlib
 import json
+import multiprocessing.util
 import os
 import re
 import secrets
@@ -74,13 +74,11 @@ def private_directory() -> Path:
     with _private_lock:
         if _private is None or _private[0] != os.getpid():  # a forked child gets its own
             _private = os.getpid(), Path(tempfile.mkdtemp(prefix="cutegemm-"))
-            atexit.register(_remove_private, *_private)
+            # Not atexit, which neither runs in a multiprocessing child nor tells a fork from its parent.
+            multiprocessing.util.Finalize(
+                None, shutil.rmtree, args=(_private[1],), kwargs={"ignore_errors": True}, exitpriority=0
+            )
         return _private[1]
-
-
-def _remove_private(owner: int, directory: Path) -> None:
-    if owner == os.getpid():  # exit handlers are inherited by a fork; the folder stays its maker's
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 # --- entries -----------------------------------------------------------------------------------------------

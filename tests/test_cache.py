@@ -17,7 +17,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from cache_worker import FILES, PROCESSES, ROUNDS, UNLOCKED_ROUNDS, Watch, a_key, ask_in_rounds
+from cache_worker import (
+    FILES,
+    PROCESSES,
+    ROUNDS,
+    UNLOCKED_ROUNDS,
+    Watch,
+    a_key,
+    ask_in_rounds,
+    tell_private_directory,
+)
 
 from cutegemm import cache as cache_module
 from cutegemm.cache import KernelCache, KernelKey, cache_dir, default_cache
@@ -328,6 +337,21 @@ def test_the_private_folder_goes_with_its_process(tmp_path):
     )
     assert Path(done.stdout.strip()).parent == tmp_path
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_the_private_folder_goes_with_a_worker_process(method):
+    context = multiprocessing.get_context(method)
+    mine = cache_module.private_directory()
+    told = context.SimpleQueue()
+    worker = context.Process(target=tell_private_directory, args=(told,))
+    worker.start()
+    theirs = told.get()
+    worker.join(timeout=60)
+    assert worker.exitcode == 0
+    assert theirs != mine
+    assert not theirs.exists()
+    assert mine.exists()
 
 
 # --- damage ------------------------------------------------------------------------------------------------
