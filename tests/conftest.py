@@ -11,16 +11,15 @@ import pytest
 @cache
 def _why_no_gpu() -> str | None:
     """The reason why GPU tests cannot run on this machine, or None if they can."""
-    import torch
+    from cutegemm.compile import BUILT_TARGETS
+    from cutegemm.errors import DeviceError, TargetError
+    from cutegemm.hardware import current_gpu
 
-    if torch.version.cuda is None:
-        return f"needs a GPU: this torch ({torch.__version__}) is built without CUDA"
-    if not torch.cuda.is_available():
-        return "needs a GPU: torch sees none"
-    major, minor = torch.cuda.get_device_capability()
-    if (major, minor) not in {(9, 0), (10, 0)}:
-        return f"needs a GPU of compute capability 9.0 or 10.0: this one is {major}.{minor}"
-    return None
+    try:
+        gpu = current_gpu()
+    except (DeviceError, TargetError) as error:
+        return str(error)
+    return None if gpu.target in BUILT_TARGETS else f"there are no {gpu.target} kernels to run on {gpu.name}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
