@@ -10,14 +10,14 @@ from cutegemm.errors import OperandTypeError, ProblemError, TargetError
 from cutegemm.fingerprint import dsl_version
 from cutegemm.gemm import Gemm
 from cutegemm.hardware import current_target, normalise_target
-from cutegemm.operands import contiguous_mode
+from cutegemm.operands import contiguous_mode, strided_tensor
 from cutegemm.problem import DtypeLike, GemmProblem
 from cutegemm.scheduler import TileScheduler
 
 BUILT_TARGETS = ("sm_90a",)
 
 
-def compile(  # noqa: A001 - the package's verb, as in re.compile
+def compile(
     shape: Sequence[int | None],
     dtype: DtypeLike | tuple[DtypeLike, DtypeLike],
     *,
@@ -35,7 +35,7 @@ def compile(  # noqa: A001 - the package's verb, as in re.compile
     dtype       bfloat16 or float16 (torch dtype or name), or a pair (a, b); accumulation is float32
     out_dtype   bfloat16, float16 or float32; the inputs' dtype if None
     a_major     "k" or "m": the contiguous mode of A (M, K)
-    b_major     "k" or "n": the contiguous mode of B (K, N); a row-major weight w (N, K) passed as w.t() is "k"
+    b_major     "k" or "n": the contiguous mode of B (K, N); a row-major weight w (N, K) as w.t() is "k"
     out_major   "n" or "m": the contiguous mode of D (M, N)
     scheduler   order of tiles and assignment to workers; GroupedM x Persistent if None
     config      a GemmConfig, or None: chosen by the heuristic
@@ -68,10 +68,9 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
     Sizes are run-time values: a loop over shapes builds one kernel for each configuration the heuristic
     picks. Raises as compile and Gemm do.
     """
-    for name, tensor in (("a", a), ("b", b)):
-        if not isinstance(tensor, torch.Tensor):
-            raise OperandTypeError(f"{name} is {type(tensor).__name__}; pass a torch.Tensor")
-        if tensor.dim() not in (2, 3):
+    given = {"a": a, "b": b} if out is None else {"a": a, "b": b, "out": out}
+    for name, tensor in given.items():
+        if strided_tensor(tensor, name).dim() not in (2, 3):
             raise ProblemError(
                 f"{name} has {tensor.dim()} dimensions; matmul takes 2, or 3 with a leading batch mode"
             )

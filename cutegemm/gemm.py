@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from cutegemm.scheduler.identity import scheduler_identity
 
 # Cross-compiling names no GPU; the choice is then made for this one.
 NOMINAL_GPU = {"sm_90a": "H200"}
+
+# Kinds of call a Gemm remembers: more than a process meets, unless it never repeats one.
+MAX_KNOWN_CALLS = 65536
 
 Launcher = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
@@ -70,52 +74,58 @@ class Gemm:
         Returns out. Raises OperandTypeError, ProblemError, DeviceError, TargetError.
         """
         if stream is not None:
-            with _on_stream(stream):
+            with _on_stream(stream, a):
                 return self(a, b, out=out)
+        error: Exception | None = None
         try:
             if out is None:
                 out = self._allocate(a, b)
             key = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride(), a.get_device())
-            launch, a_span, b_span, out_span = self._calls[key]
-            a_start, b_start, out_start = a.data_ptr(), b.data_ptr(), out.data_ptr()
-            if out_start < a_start + a_span and a_start < out_start + out_span:
-                check_overlap(out, "a", a)
-            if out_start < b_start + b_span and b_start < out_start + out_span:
-                check_overlap(out, "b", b)
-            if (a.requires_grad or b.requires_grad or out.requires_grad) and torch.is_grad_enabled():
-                check_grad(a, b)
-            launch(a, b, out)
+            known = self._calls.get(key)
+            if known is not None:
+                launch, a_span, b_span, out_span = known
+                a_start, b_start, out_start = a.data_ptr(), b.data_ptr(), out.data_ptr()
+                if out_start < a_start + a_span and a_start < out_start + out_span:
+                    check_overlap(out, "a", a)
+                if out_start < b_start + b_span and b_start < out_start + out_span:
+                    check_overlap(out, "b", b)
+                if (a.requires_grad or b.requires_grad or out.requires_grad) and torch.is_grad_enabled():
+                    check_grad(a, b, out)
+                launch(a, b, out)
+                return out
         except CutegemmError:
             raise
-        except (KeyError, AttributeError, ValueError, TypeError, RuntimeError) as error:
-            # A new kind of call, or one the launch refused: the thorough checks name what is wrong.
-            return self._first_call(a, b, out, error)
-        return out
+        except (LookupError, AttributeError, ValueError, TypeError, RuntimeError) as caught:
+            error = caught
+        # A new kind of call, or one the launch refused: the thorough checks name what is wrong.
+        return self._first_call(a, b, out, error)
 
-    def _first_call(self, a: Any, b: Any, out: Any, error: Exception) -> torch.Tensor:
+    def _first_call(self, a: Any, b: Any, out: Any, error: Exception | None) -> torch.Tensor:
         l, m, n, k = read_sizes(self.problem, a, b)  # noqa: E741
-        check_grad(a, b)
         if out is None:
             out = self._allocate(a, b)
         check_out(self.problem, out, a, b)
-        if out.numel() and k:
+        check_grad(a, b, out)
+        empty = 0 in (l, m, n, k)
+        if not empty:
             for rule, tensor in zip(operand_rules(self.problem), (a, b, out), strict=True):
                 rule.check_layout(tensor)
         check_overlap(out, "a", a)
         check_overlap(out, "b", b)
         key = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride(), a.get_device())
-        if key in self._calls:
+        if error is not None and key in self._calls:
             raise error  # every check passed before and now: the launch itself failed
+        if empty:
+            out.zero_()  # nothing to launch; not remembered either, no launch would check the next call
+            return out
         launcher = self._launcher(l, m, n, k, a.get_device())
         launcher(a, b, out)
+        if len(self._calls) >= MAX_KNOWN_CALLS:
+            self._calls.clear()
         self._calls[key] = (launcher, byte_span(a), byte_span(b), byte_span(out))
         return out
 
     def _launcher(self, l: int, m: int, n: int, k: int, device: int) -> Launcher:  # noqa: E741
-        if 0 in (l, m, n):
-            return lambda a, b, out: None
-        if k == 0:
-            return lambda a, b, out: out.zero_() and None
         gpu = current_gpu(device)
         if gpu.target != self.target:
             raise TargetError(
@@ -182,10 +192,12 @@ class Gemm:
         if self._asked is not None:
             lines.append(f"configuration given, not chosen: {self.config}")
         lines.append(
-            f"{'total':>10} {'waves':>6} {'tiles':>7} {'mma':>9} {'fill':>9} {'store':>7} {'dram':>9}  configuration"
+            f"{'total':>10} {'waves':>6} {'tiles':>7} {'mma':>9} {'fill':>9} {'store':>7} {'dram':>9}"
+            "  configuration"
         )
         lines += [
-            f"{e.total:10.0f} {e.waves:6d} {e.tiles:7d} {e.mma:9.0f} {e.fill:9.0f} {e.store:7.0f} {e.dram:9.0f}  {e.config}"
+            f"{e.total:10.0f} {e.waves:6d} {e.tiles:7d} {e.mma:9.0f} {e.fill:9.0f} {e.store:7.0f} {e.dram:9.0f}"
+            f"  {e.config}"
             for e in heuristic.ranked(self.problem, gpu, count)
         ]
         lines.append(
@@ -195,7 +207,8 @@ class Gemm:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"Gemm({self.problem}; {self._asked or 'configuration by heuristic'}; {self.scheduler}; {self.target})"
+        config = self._asked or "configuration by heuristic"
+        return f"Gemm({self.problem}; {config}; {self.scheduler}; {self.target})"
 
     def _gpu(self) -> Gpu:
         """The GPU at hand if it runs this target, else the model the target is nominally for."""
@@ -222,32 +235,41 @@ class Gemm:
         return artifact
 
     def _build(self, config: GemmConfig) -> Artifact:
-        from cutegemm.hopper.build import build
-
         worked_out = self._plan(config)
         kind = self.problem.kind()
         spec = f"{worked_out!r}\n{kind!r}\n{scheduler_identity(self.scheduler)}"
-        entry = default_cache().get_or_build(
-            kernel_key(spec, self.target), lambda: build(worked_out, kind, self.scheduler, self.target)
-        )
+
+        def compile_now() -> dict[str, bytes]:
+            from cutegemm.hopper.build import build  # brings in the compiler; a cached kernel does without
+
+            return build(worked_out, kind, self.scheduler, self.target)
+
+        entry = default_cache().get_or_build(kernel_key(spec, self.target), compile_now)
         return Artifact.from_entry(entry)
 
 
 def _by_size_class(asked: GemmProblem, actual: GemmProblem) -> GemmProblem:
-    """Sizes unknown at compile time are rounded up to a power of two, so that a loop over them builds few kernels."""
+    """Rounds sizes unknown at compile time up to a power of two, so that a loop over them builds few kernels."""
 
     def rounded(wanted: int | None, size: int | None) -> int | None:
         return size if wanted is not None or size is None else 1 << max(size - 1, 0).bit_length()
 
-    return GemmProblem(
-        rounded(asked.m, actual.m), rounded(asked.n, actual.n), rounded(asked.k, actual.k), rounded(asked.l, actual.l),
-        asked.a_dtype, asked.b_dtype, asked.out_dtype, asked.a_major, asked.b_major, asked.out_major, asked.batched,
-    )  # fmt: skip
+    return replace(
+        asked,
+        m=rounded(asked.m, actual.m),
+        n=rounded(asked.n, actual.n),
+        k=rounded(asked.k, actual.k),
+        l=rounded(asked.l, actual.l),
+    )
 
 
-def _on_stream(stream: object) -> Any:
+def _on_stream(stream: object, a: object) -> Any:
     if not isinstance(stream, torch.cuda.Stream):
         raise OperandTypeError(
             f"stream={stream!r} is no torch.cuda.Stream; wrap a raw handle in torch.cuda.ExternalStream"
+        )
+    if isinstance(a, torch.Tensor) and a.device.type == "cuda" and a.device != stream.device:
+        raise DeviceError(
+            f"stream belongs to {stream.device}, a lies on {a.device}; pass a stream of that GPU"
         )
     return torch.cuda.stream(stream)

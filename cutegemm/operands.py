@@ -5,11 +5,12 @@ the outcome and on the checks the launch itself makes (dtype, alignment of the a
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from cutegemm.errors import DeviceError, OperandTypeError, ProblemError
-from cutegemm.problem import GemmProblem
+from cutegemm.problem import MAX_SIZE, GemmProblem
 
 TMA_ALIGNMENT = 16  # bytes
 
@@ -24,14 +25,9 @@ class OperandRule:
     major: str
     major_argument: str
 
-    def check(self, tensor: object, batched: bool) -> None:
+    def check(self, tensor: Any, batched: bool) -> None:
         """Everything that concerns this tensor alone. Raises OperandTypeError, ProblemError, DeviceError."""
-        if not isinstance(tensor, torch.Tensor):
-            raise OperandTypeError(f"{self.name} is {type(tensor).__name__}; pass a torch.Tensor")
-        if tensor.layout != torch.strided or tensor.is_quantized:
-            raise OperandTypeError(
-                f"{self.name} is not a plain strided tensor ({tensor.layout}); densify it first"
-            )
+        tensor = strided_tensor(tensor, self.name)
         if tensor.dtype != self.dtype:
             raise OperandTypeError(
                 f"{self.name} has dtype {tensor.dtype}, this gemm was compiled for {self.dtype}; "
@@ -71,20 +67,16 @@ class OperandRule:
             self._check_pitch("batch", tensor.stride(0), tensor)
         if tensor.data_ptr() % TMA_ALIGNMENT:
             raise ProblemError(
-                f"{self.name} starts at an address {tensor.data_ptr() % TMA_ALIGNMENT} bytes past a multiple of "
-                f"{TMA_ALIGNMENT}; TMA needs an aligned start: copy the slice with .clone()"
+                f"{self.name} starts at an address {tensor.data_ptr() % TMA_ALIGNMENT} bytes past a multiple "
+                f"of {TMA_ALIGNMENT}; TMA needs an aligned start: copy the slice with .clone()"
             )
 
     def _check_pitch(self, what: str, stride: int, tensor: torch.Tensor) -> None:
         pitch = stride * tensor.element_size()
         if pitch % TMA_ALIGNMENT:
             raise ProblemError(
-                f"{self.name} has a {what} stride of {stride} elements = {pitch} bytes; TMA needs a multiple of "
-                f"{TMA_ALIGNMENT} bytes: pad the allocation, or copy into an aligned one"
-            )
-        if stride < 0 or (stride == 0 and self.name == "out"):
-            raise ProblemError(
-                f"{self.name} has a {what} stride of {stride}: its elements overlap; allocate it densely"
+                f"{self.name} has a {what} stride of {stride} elements = {pitch} bytes; TMA needs a multiple "
+                f"of {TMA_ALIGNMENT} bytes: pad the allocation, or copy into an aligned one"
             )
 
 
@@ -95,6 +87,15 @@ def operand_rules(problem: GemmProblem) -> tuple[OperandRule, OperandRule, Opera
         OperandRule("b", ("K", "N"), problem.b_torch, problem.b_major, "b_major"),
         OperandRule("out", ("M", "N"), problem.out_torch, problem.out_major, "out_major"),
     )
+
+
+def strided_tensor(tensor: object, name: str) -> torch.Tensor:
+    """``tensor`` if it is a torch.Tensor with plain strides. Raises OperandTypeError otherwise."""
+    if not isinstance(tensor, torch.Tensor):
+        raise OperandTypeError(f"{name} is {type(tensor).__name__}; pass a torch.Tensor")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise OperandTypeError(f"{name} is not a plain strided tensor ({tensor.layout}); densify it first")
+    return tensor
 
 
 def contiguous_mode(tensor: torch.Tensor, name: str, modes: tuple[str, str]) -> str:
@@ -110,11 +111,12 @@ def contiguous_mode(tensor: torch.Tensor, name: str, modes: tuple[str, str]) -> 
     if first == 1 or tensor.shape[-2] == 1:
         return modes[0]
     raise ProblemError(
-        f"{name} has strides {tensor.stride()}: neither of its last two modes is contiguous; call .contiguous() on it"
+        f"{name} has strides {tensor.stride()}: neither of its last two modes is contiguous; "
+        "call .contiguous() on it"
     )
 
 
-def read_sizes(problem: GemmProblem, a: object, b: object) -> tuple[int, int, int, int]:
+def read_sizes(problem: GemmProblem, a: Any, b: Any) -> tuple[int, int, int, int]:
     """(L, M, N, K) of a call, after checking a and b alone and against each other and the problem.
 
     Raises OperandTypeError, ProblemError, DeviceError.
@@ -122,7 +124,6 @@ def read_sizes(problem: GemmProblem, a: object, b: object) -> tuple[int, int, in
     a_rule, b_rule, _ = operand_rules(problem)
     a_rule.check(a, problem.batched)
     b_rule.check(b, problem.batched)
-    assert isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)  # for the type checker; checked above
     if a.device != b.device:
         raise DeviceError(f"a lies on {a.device} and b on {b.device}; move them to one device")
     m, k = a.shape[-2:]
@@ -141,14 +142,20 @@ def read_sizes(problem: GemmProblem, a: object, b: object) -> tuple[int, int, in
                 f"{name} is {size} in this call, the gemm was compiled for {name}={compiled[name]}; "
                 f"compile for this shape, or with None in {name}'s place"
             )
+        if size > MAX_SIZE:
+            raise ProblemError(
+                f"{name} is {size} in this call; a kernel's sizes go up to {MAX_SIZE}: split the product"
+            )
     return l_a, m, n, k
 
 
-def check_out(problem: GemmProblem, out: object, a: torch.Tensor, b: torch.Tensor) -> None:
-    """out against the problem and the inputs, all but overlap. Raises OperandTypeError, ProblemError, DeviceError."""
+def check_out(problem: GemmProblem, out: Any, a: torch.Tensor, b: torch.Tensor) -> None:
+    """out against the problem and the inputs, all but overlap.
+
+    Raises OperandTypeError, ProblemError, DeviceError.
+    """
     rule = operand_rules(problem)[2]
     rule.check(out, problem.batched)
-    assert isinstance(out, torch.Tensor)  # for the type checker; checked above
     wanted = (*a.shape[:-1], b.shape[-1])
     if tuple(out.shape) != wanted:
         raise ProblemError(
@@ -158,16 +165,26 @@ def check_out(problem: GemmProblem, out: object, a: torch.Tensor, b: torch.Tenso
         raise DeviceError(
             f"out lies on {out.device}, a and b on {a.device}; allocate it there or leave it out"
         )
-    if out.requires_grad:
-        raise ProblemError("out requires grad, which an in-place result cannot honour; pass out.detach()")
-    pitch = out.stride(-2) if problem.out_major == "n" else out.stride(-1)
-    run, lines = (
-        (out.shape[-1], out.shape[-2]) if problem.out_major == "n" else (out.shape[-2], out.shape[-1])
-    )
-    if lines > 1 and pitch < run:
+    if _overlaps_itself(out):
         raise ProblemError(
-            f"out has strides {out.stride()} for shape {tuple(out.shape)}: its rows overlap; allocate it densely"
+            f"out has strides {out.stride()} for shape {tuple(out.shape)}: its elements overlap; "
+            f"allocate it densely"
         )
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two indices may name one element: some stride is no longer than what lies inside it."""
+    if tensor.numel() == 0:
+        return False
+    modes = sorted(
+        (stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1
+    )
+    span = 0
+    for stride, size in modes:
+        if stride <= span:
+            return True
+        span += stride * (size - 1)
+    return False
 
 
 def byte_span(tensor: torch.Tensor) -> int:
@@ -212,10 +229,13 @@ def _side_by_side(one: torch.Tensor, two: torch.Tensor) -> bool:
     return a1 <= b0 or b1 <= a0
 
 
-def check_grad(a: torch.Tensor, b: torch.Tensor) -> None:
+def check_grad(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> None:
     """Raises ProblemError where autograd would expect a backward."""
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        which = "a" if a.requires_grad else "b"
-        raise ProblemError(
-            f"{which} requires grad and this gemm has no backward; call it under torch.no_grad(), or pass {which}.detach()"
-        )
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in (("a", a), ("b", b), ("out", out)):
+        if tensor is not None and tensor.requires_grad:
+            raise ProblemError(
+                f"{name} requires grad and this gemm has no backward; call it under torch.no_grad(), "
+                f"or pass {name}.detach()"
+            )

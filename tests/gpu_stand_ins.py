@@ -1,0 +1,75 @@
+"""Tensors that say they lie on a GPU, for tests of what happens before a launch, on machines without one.
+
+Memory, strides and addresses are those of a CPU tensor; only the device is claimed. The launch itself is
+replaced by torch's product.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+import cutegemm
+from cutegemm import Gemm, GemmConfig
+from cutegemm.gemm import Launcher
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that claims to lie on the first GPU; views of it claim the same."""
+
+    index = 0
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The claimed device."""
+        return torch.device("cuda", self.index)
+
+    def get_device(self) -> int:
+        """The claimed device's index."""
+        return self.index
+
+
+class OnSecondGpu(OnGpu):
+    """A tensor that claims to lie on the second GPU."""
+
+    index = 1
+
+
+def on_gpu(tensor: torch.Tensor, kind: type[OnGpu] = OnGpu) -> torch.Tensor:
+    """The same memory under another name."""
+    return tensor.as_subclass(kind)
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """A dense tensor of a claimed GPU, 16-byte aligned as every allocation is."""
+    tensor = torch.zeros(shape, dtype=dtype)
+    assert tensor.data_ptr() % 16 == 0
+    return on_gpu(tensor)
+
+
+SMALL = GemmConfig(64, 8, consumers=1)
+
+
+def gemm_on_torch(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int | None, ...] = (None, None, None), **options: Any
+) -> tuple[Gemm, list[tuple[int, ...]]]:
+    """A Gemm whose launches are torch's product, and the list of launches prepared: (l, m, n, k, device)."""
+    prepared: list[tuple[int, ...]] = []
+
+    def launcher(self: Gemm, *call: int) -> Launcher:
+        prepared.append(call)
+
+        def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+            with torch.no_grad():
+                out.copy_(a.float() @ b.float())
+
+        return launch
+
+    def allocate(self: Gemm, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        shape = (*a.shape[:-1], b.shape[-1])
+        return on_gpu(torch.empty(shape, dtype=self.problem.out_torch), type(a))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Gemm, "_launcher", launcher)
+    monkeypatch.setattr(Gemm, "_allocate", allocate)
+    dtype = options.pop("dtype", torch.bfloat16)
+    return cutegemm.compile(shape, dtype, target="sm_90a", config=SMALL, **options), prepared
