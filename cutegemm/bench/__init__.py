@@ -5,7 +5,7 @@ inputs     operands and poison                       accuracy  whether a result 
 gpu, cuda  the GPU behind an interface               peers     what can be measured
 measure    one shape: check, capture, time, check    result    numbers, JSON
 suite      many shapes: run_suite                    hostcost  host time, first calls
-worker     another process for builds and GPU work   sweep     many configurations of a shape
+worker     another process for builds and GPU work   sweeps    many configurations of a shape
 report     progress and tables                       command   the command line
 """
 
@@ -13,7 +13,7 @@ from cutegemm.bench.command import add_arguments, main, parse_config
 from cutegemm.bench.method import QUICK, Method
 from cutegemm.bench.result import Report, Result, Row, Timing
 from cutegemm.bench.suite import run_suite
-from cutegemm.bench.sweep import sweep, sweep_many
+from cutegemm.bench.sweeps import sweep, sweep_many
 from cutegemm.bench.workload import Case, Ceilings
 
 __all__ = [

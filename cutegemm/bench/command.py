@@ -1,7 +1,8 @@
 """``python -m cutegemm bench``: arguments, exit codes, and what is printed.
 
-Exit code 0: all of cutegemm's kernels ran and were right. 1: one of them failed or was wrong. 2: nothing
-could be measured (no GPU, arguments). 3: a kernel hangs or broke the GPU's context.
+Exit code 0: all of cutegemm's kernels ran and were right. 1: one of them failed or was wrong. 3: a kernel
+hangs or broke the GPU's context. Where nothing can be measured (no GPU, bad arguments) CutegemmError is
+raised.
 """
 
 import argparse
@@ -9,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rich.console import Console
 from cutegemm.bench.cuda import CudaGpu
 from cutegemm.bench.gpu import DeviceLostError, Gpu
 from cutegemm.bench.hostcost import first_call_seconds, gemm_host_us
-from cutegemm.bench.method import QUICK, Method
+from cutegemm.bench.method import FULL, QUICK, Method
 from cutegemm.bench.peers import DEFAULT_PEERS, PEERS, choose_peers
 from cutegemm.bench.report import SuiteBar, print_report
 from cutegemm.bench.result import Report, Result
@@ -28,7 +29,7 @@ from cutegemm.config import GemmConfig
 from cutegemm.errors import ConfigError, CutegemmError, ProblemError
 from cutegemm.problem import INPUT_DTYPES, OUTPUT_DTYPES
 
-OK, FAILED, UNUSABLE, LOST = 0, 1, 2, 3
+OK, FAILED, LOST = 0, 1, 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out-dtype", choices=OUTPUT_DTYPES, help="of D (default: as the inputs)")
     parser.add_argument("--a-major", default="k", choices=("k", "m"), help="contiguous mode of A")
     parser.add_argument("--b-major", default="k", choices=("k", "n"), help="contiguous mode of B")
-    parser.add_argument("--rounds", type=int, help=f"measurements of each (default {Method().rounds})")
+    parser.add_argument("--rounds", type=int, help=f"measurements of each (default {FULL.rounds})")
     parser.add_argument(
         "--peers",
         default=",".join(DEFAULT_PEERS),
@@ -53,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config",
         action="append",
         metavar="TEXT",
-        help='a configuration to measure, such as "128x256 cluster=2x1 schedule=pingpong" or "wide: 128x256"; '
-        '"heuristic" is the default choice; may be repeated',
+        help='a configuration to measure: "128x256 cluster=2x1 stages=4", or with a name "wide: 128x256", or '
+        '"heuristic" for the default choice; may be repeated',
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
     parser.add_argument("--quick", action="store_true", help="few short rounds, no first-call and host times")
@@ -117,21 +118,16 @@ def main(
     make_gpu: Callable[[], Gpu] = CudaGpu,
     leave: Callable[[int], object] = os._exit,
 ) -> int:
-    """Runs the bench as ``add_arguments`` describes; returns the exit code.
+    """Runs the bench as ``add_arguments`` describes; returns the exit code, or raises CutegemmError.
 
     ``leave`` ends the process after a kernel hung: Python's ordinary way out would wait for it.
     """
     console = Console(stderr=True)
-    try:
-        cases = _cases(args)
-        variants = _variants(args)
-        names = [name for name in args.peers.split(",") if name]
-        _, notes = choose_peers(names)
-        gpu = make_gpu()
-        run = _Run(gpu, cases, variants, names, _method(args), args.json)
-    except CutegemmError as error:
-        console.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
-        return UNUSABLE
+    cases = _cases(args)
+    variants = _variants(args)
+    names = [name for name in args.peers.split(",") if name]
+    _, notes = choose_peers(names)
+    run = _Run(make_gpu(), cases, variants, names, _method(args), args.json)
     try:
         report = run.everything(console, notes, quick=args.quick)
     except DeviceLostError as error:
@@ -178,10 +174,8 @@ def _variants(args: argparse.Namespace) -> dict[str, GemmConfig | None] | None:
 
 
 def _method(args: argparse.Namespace) -> Method:
-    method = QUICK if args.quick else Method()
-    if args.rounds is None:
-        return method
-    return Method(args.rounds, method.replay_ms, method.pause_ms, method.rotate_bytes, method.seed)
+    method = QUICK if args.quick else FULL
+    return method if args.rounds is None else replace(method, rounds=args.rounds)
 
 
 class _Run:

@@ -9,6 +9,7 @@ import torch
 
 from cutegemm import hardware
 from cutegemm.bench.gpu import DeviceLostError, GpuFacts, Launch, Recording
+from cutegemm.errors import DeviceError
 
 #: Calls outside the capture: module loading, run-time compilation and library workspaces happen in the first.
 WARM_UP_CALLS = 3
@@ -23,7 +24,13 @@ class CudaGpu:
     """
 
     def __init__(self, hang_s: float = 20.0) -> None:
-        hardware.current_gpu()
+        try:
+            hardware.current_gpu()
+        except DeviceError as error:
+            raise DeviceError(
+                "measuring needs an NVIDIA GPU of compute capability 9.0 or 10.0 and a CUDA build of torch, "
+                "and they are not here; `python -m cutegemm doctor` says what is missing"
+            ) from error
         self._hang_s = hang_s
         self._index = torch.cuda.current_device()
         # Warm-up and capture share one stream, so that the workspaces libraries keep per stream

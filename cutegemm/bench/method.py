@@ -37,5 +37,7 @@ class Method:
         )
 
 
+#: For numbers to publish.
+FULL = Method()
 #: For comparing configurations: enough to rank them, not to publish.
 QUICK = Method(rounds=3, replay_ms=4.0, pause_ms=2.0)

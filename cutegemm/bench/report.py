@@ -8,7 +8,7 @@ from rich.table import Table
 
 from cutegemm.bench.result import BASELINE, Report, Result, Row
 from cutegemm.bench.suite import Progress as SuiteProgress
-from cutegemm.bench.sweep import SweepProgress
+from cutegemm.bench.sweeps import SweepProgress
 from cutegemm.bench.workload import Case
 
 

@@ -13,7 +13,7 @@ import torch
 from cutegemm.bench.cuda import CudaGpu
 from cutegemm.bench.gpu import DeviceLostError, Gpu, sentence
 from cutegemm.bench.measure import Measurement
-from cutegemm.bench.method import Method
+from cutegemm.bench.method import FULL, Method
 from cutegemm.bench.peers import DEFAULT_PEERS, Cublas, Implementation, choose_peers, our_variants
 from cutegemm.bench.result import Result, Row
 from cutegemm.bench.workload import KNOWN_CEILINGS, Case, Ceilings, as_cases
@@ -85,7 +85,7 @@ def run_suite(
     kernel hangs or breaks the GPU's context.
     """
     cases = as_cases(shapes, dtype)
-    method = method or Method()
+    method = method or FULL
     gpu = gpu or CudaGpu()
     progress = progress or Progress()
     chosen, _ = choose_peers(peers)
