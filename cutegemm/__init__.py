@@ -1,11 +1,11 @@
 """cutegemm: GEMM kernels for Hopper and Blackwell, written in CuTe DSL and compiled at first call.
 
-    gemm = cutegemm.compile((4096, 4096, 7168), torch.bfloat16)
-    d = gemm(a, b)                      # a (M, K), b (K, N); d = a @ b
+gemm = cutegemm.compile((4096, 4096, 7168), torch.bfloat16)
+d = gemm(a, b)                      # a (M, K), b (K, N); d = a @ b
 """
 
 from cutegemm import scheduler
-from cutegemm.compile import compile, matmul  # noqa: A004 - the package's verb
+from cutegemm.compile import compile, matmul
 from cutegemm.config import GemmConfig
 from cutegemm.errors import CutegemmError
 from cutegemm.gemm import Gemm

@@ -196,8 +196,8 @@ class Gemm:
             "  configuration"
         )
         lines += [
-            f"{e.total:10.0f} {e.waves:6d} {e.tiles:7d} {e.mma:9.0f} {e.fill:9.0f} {e.store:7.0f} {e.dram:9.0f}"
-            f"  {e.config}"
+            f"{e.total:10.0f} {e.waves:6d} {e.tiles:7d} {e.mma:9.0f} {e.fill:9.0f} {e.store:7.0f}"
+            f" {e.dram:9.0f}  {e.config}"
             for e in heuristic.ranked(self.problem, gpu, count)
         ]
         lines.append(
@@ -249,7 +249,7 @@ class Gemm:
 
 
 def _by_size_class(asked: GemmProblem, actual: GemmProblem) -> GemmProblem:
-    """Rounds sizes unknown at compile time up to a power of two, so that a loop over them builds few kernels."""
+    """Sizes unknown at compile time, rounded up to a power of two: a loop over them builds few kernels."""
 
     def rounded(wanted: int | None, size: int | None) -> int | None:
         return size if wanted is not None or size is None else 1 << max(size - 1, 0).bit_length()

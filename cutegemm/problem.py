@@ -5,7 +5,8 @@ Majors name the contiguous mode: A "k" or "m", B "k" or "n", D "n" or "m".
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 
@@ -21,7 +22,7 @@ _NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "
 _TORCH = {name: dtype for dtype, name in _NAMES.items()}
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
-DtypeLike = torch.dtype | str
+DtypeLike: TypeAlias = torch.dtype | str
 
 
 @dataclass(frozen=True)
@@ -96,27 +97,24 @@ class GemmProblem:
 
     def with_sizes(self, l: int, m: int, n: int, k: int) -> "GemmProblem":  # noqa: E741
         """The same question with all sizes known."""
-        return GemmProblem(
-            m, n, k, l, self.a_dtype, self.b_dtype, self.out_dtype,
-            self.a_major, self.b_major, self.out_major, self.batched,
-        )  # fmt: skip
+        return replace(self, l=l, m=m, n=n, k=k)
 
     def kind(self) -> "GemmProblem":
         """Dtypes, majors and rank without sizes: what a kernel is compiled for."""
-        return GemmProblem(
-            None, None, None, None, self.a_dtype, self.b_dtype, self.out_dtype,
-            self.a_major, self.b_major, self.out_major, self.batched,
-        )  # fmt: skip
+        return replace(self, m=None, n=None, k=None, l=None)
 
     def swapped(self) -> "GemmProblem":
         """D^T = B^T A^T: the same numbers, M and N exchanged, majors renamed accordingly."""
-        return GemmProblem(
-            self.n, self.m, self.k, self.l, self.b_dtype, self.a_dtype, self.out_dtype,
-            "k" if self.b_major == "k" else "m",
-            "k" if self.a_major == "k" else "n",
-            "m" if self.out_major == "n" else "n",
-            self.batched,
-        )  # fmt: skip
+        return replace(
+            self,
+            m=self.n,
+            n=self.m,
+            a_dtype=self.b_dtype,
+            b_dtype=self.a_dtype,
+            a_major="k" if self.b_major == "k" else "m",
+            b_major="k" if self.a_major == "k" else "n",
+            out_major="m" if self.out_major == "n" else "n",
+        )
 
     def __str__(self) -> str:
         def size(value: int | None) -> str:

@@ -70,6 +70,7 @@ def _query(
             call("cuLibraryUnload", library)
     if not isinstance(count, int) or count < 1:
         raise DeviceError(
-            f"not one cluster of {cluster_size} CTAs of {kernel_name} fits on GPU {device}; use a smaller cluster"
+            f"not one cluster of {cluster_size} CTAs of {kernel_name} fits on GPU {device}; "
+            "use a smaller cluster"
         )
     return count

@@ -11,6 +11,7 @@ report     progress and tables                       command   the command line
 
 from cutegemm.bench.command import add_arguments, main, parse_config
 from cutegemm.bench.method import QUICK, Method
+from cutegemm.bench.report import sweep_table
 from cutegemm.bench.result import Report, Result, Row, Timing
 from cutegemm.bench.suite import run_suite
 from cutegemm.bench.sweeps import sweep, sweep_many
@@ -31,4 +32,5 @@ __all__ = [
     "run_suite",
     "sweep",
     "sweep_many",
+    "sweep_table",
 ]

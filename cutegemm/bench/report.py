@@ -1,10 +1,12 @@
 """What a person sees: a progress bar while it runs, a table at the end."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from cutegemm.bench.result import BASELINE, Report, Result, Row
 from cutegemm.bench.suite import Progress as SuiteProgress
@@ -126,6 +128,29 @@ def _suite_table(report: Report, name: str, others: Sequence[str]) -> Table:
     means = [_number(report.geomean_speedup(one), ".3f") for one in (name, *others)]
     table.add_section()
     table.add_row("geomean", *[""] * 6, *means, "", "")
+    return table
+
+
+def sweep_table(rows: Sequence[Mapping[str, Any]], best: int | None = None) -> Table:
+    """The rows of a sweep, the ``best`` fastest of each shape only if given, failures last."""
+    table = Table(title="times in us; ratio: times faster than cuBLAS", title_justify="left")
+    for head in ("M x N x K", "configuration"):
+        table.add_column(head)
+    for head in ("time", "+-%", "TFLOP/s", "of floor", "ratio"):
+        table.add_column(head, justify="right")
+    table.add_column("failure")
+    shapes = dict.fromkeys((row["m"], row["n"], row["k"]) for row in rows)
+    for shape in shapes:
+        group = [row for row in rows if (row["m"], row["n"], row["k"]) == shape]
+        group.sort(key=lambda row: (row["failure"] is not None, row["us"] or float("inf")))
+        for row in group[:best]:
+            spread = None if row["spread"] is None else row["spread"] * 50
+            numbers = [(row["us"], ".2f"), (spread, ".1f"), (row["tflops"], ".0f"), (row["share_of_floor"], ".2f")]
+            cells = [_number(value, form) for value, form in numbers]
+            ratio = _number(row["times_faster_than_cublas"], ".3f")
+            failure = Text(row["failure"] or "")
+            table.add_row("x".join(map(str, shape)), row["name"], *cells, ratio, failure)
+        table.add_section()
     return table
 
 

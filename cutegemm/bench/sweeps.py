@@ -9,6 +9,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from rich.console import Console
+
 from cutegemm import hardware
 from cutegemm.bench.method import QUICK, Method
 from cutegemm.bench.result import Result
@@ -25,7 +27,7 @@ Row = dict[str, Any]
 
 
 class SweepProgress:
-    """Told how a sweep goes; does nothing. The command line and ``sweep`` show a bar in its place."""
+    """Told how a sweep goes; does nothing: pass one for a silent sweep."""
 
     def phase(self, name: str, total: int) -> None:
         """A phase ("compile", "measure") of so many configurations begins."""
@@ -167,13 +169,30 @@ def sweep_many(
     work       case -> configurations by name (None: the heuristic's choice)
     workers    compiling processes; default: one per core, at most 16
     json_path  written after every group, so that an interrupted sweep leaves what it had
+    progress   default: a bar on standard error
     target     of the kernels; default: this machine's GPU, and DeviceError if it has none
 
     Rows come in the order of ``work``. Configurations that cannot be built, compute something wrong,
     hang or break the GPU have "failure" set; all others are measured nonetheless.
     """
     target = target or hardware.current_target()
-    progress = progress or SweepProgress()
+    if progress is None:
+        from cutegemm.bench.report import SweepBar  # draws what this module only tells
+
+        with SweepBar(Console(stderr=True)) as bar:
+            return _sweep(work, method, workers, json_path, bar, make_worker, target)
+    return _sweep(work, method, workers, json_path, progress, make_worker, target)
+
+
+def _sweep(
+    work: Mapping[Case, Mapping[str, Any]],
+    method: Method,
+    workers: int | None,
+    json_path: Path | None,
+    progress: SweepProgress,
+    make_worker: Callable[[], Worker],
+    target: str,
+) -> list[Row]:
     total = sum(len(variants) for variants in work.values())
     progress.phase("compile", total)
     jobs: dict[str, Job] = {

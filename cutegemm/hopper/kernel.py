@@ -1,17 +1,18 @@
 """The Hopper GEMM kernel (sm_90a): D = A @ B for 16-bit operands, float32 accumulation.
 
-Read top to bottom in the order the hardware works: host launch, setup, producer warp, consumer
-warpgroups.
+Read top to bottom in the order the hardware works: host launch, set-up, producer warp, consumer
+warpgroups. What can be swapped is a part with a file of its own: producer.py, mainloop.py, teams.py
+(cooperative or ping-pong), store.py, and the tile scheduler.
 """
 
 from dataclasses import dataclass
-from enum import IntEnum
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from cutegemm.hopper.layouts import CUTE_DTYPES, Layouts, make_layouts
+from cutegemm.hopper.layouts import CUTE_DTYPES, make_layouts
 from cutegemm.hopper.mainloop import WgmmaMainloop
 from cutegemm.hopper.plan import (
     ALIGNMENT,
@@ -21,31 +22,39 @@ from cutegemm.hopper.plan import (
     WARPGROUP_THREADS,
     HopperPlan,
 )
-from cutegemm.hopper.producer import TmaProducer, make_loader, make_producer
+from cutegemm.hopper.producer import TileLoader, TmaProducer, make_loader, make_producer
 from cutegemm.hopper.ring import StageRing
 from cutegemm.hopper.store import TmaStore, make_store
+from cutegemm.hopper.teams import NamedBarrier, Steps, make_team
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import TileScheduler
 
 PRODUCER_WARPGROUP = 0
-
-
-class NamedBarrier(IntEnum):
-    """Hardware barriers in use; 0 belongs to whole-CTA synchronisation."""
-
-    STORE = 1  # + consumer: its 128 threads agree that an output buffer is free or filled
-    TURN = 3  # + team: both teams meet here, one waiting for its turn, the other granting it
+PRODUCER_WARP = 0
 
 
 @dataclass(frozen=True)
 class TaskGrid:
-    """Output tiles as the scheduler sees them, in clusters; device-side numbers."""
+    """The output in cluster tiles, as the scheduler sees it, and the depth of each; run-time numbers."""
 
     clusters_m: Int32
     clusters_n: Int32
     batch: Int32
     workers: Int32
     k_tiles: Int32
+
+    def tasks(self) -> Int32:
+        """Cluster tiles of the whole problem."""
+        return self.clusters_m * self.clusters_n * self.batch
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a CTA stands: its cluster's worker number, and its coordinates in the cluster."""
+
+    worker: Int32
+    cta_m: Int32
+    cta_n: Int32
 
 
 class HopperGemm:
@@ -71,7 +80,7 @@ class HopperGemm:
         self.scheduler = scheduler
 
     @cute.jit
-    def __call__(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, resident: Int32, stream):
+    def __call__(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, resident: Int32, stream: Any) -> None:
         """Host entry. a (M, K), b (K, N), d (M, N), each with a leading L when batched.
 
         resident: how many clusters of this kernel the GPU holds at once.
@@ -87,9 +96,8 @@ class HopperGemm:
         clusters_n = cute.ceil_div(n, config.tile_n * config.cluster_n)
         tasks = clusters_m * clusters_n * batch
         workers = self.scheduler.assignment.workers(tasks, resident)
-        grid = TaskGrid(
-            clusters_m, clusters_n, Int32(batch), workers, cute.ceil_div(mA_mkl.shape[1], config.tile_k)
-        )
+        k_tiles = cute.ceil_div(mA_mkl.shape[1], config.tile_k)
+        grid = TaskGrid(clusters_m, clusters_n, Int32(batch), workers, k_tiles)
         self.kernel(producer, store, layouts.tiled_mma, layouts.a_staged, layouts.b_staged, grid).launch(
             grid=(workers * config.cluster_size, 1, 1),
             block=(plan.threads, 1, 1),
@@ -99,7 +107,9 @@ class HopperGemm:
             use_pdl=True,
         )
 
-    def _kernel_modes(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor):
+    def _kernel_modes(
+        self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor
+    ) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
         """(M, K, L), (N, K, L), (M, N, L) views of the user's tensors; M and N exchanged when swapped."""
         if self.plan.config.swap_ab:
             a, b = b, a
@@ -123,26 +133,19 @@ class HopperGemm:
         a_staged: cute.ComposedLayout,
         b_staged: cute.ComposedLayout,
         grid: TaskGrid,
-    ):
+    ) -> None:
         """Device entry: shared memory and barriers, then each warpgroup takes its role."""
         plan = self.plan
-        config = plan.config
-        thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        warpgroup = cute.arch.make_warp_uniform(thread // WARPGROUP_THREADS)
-        rank = Int32(0)
-        if cutlass.const_expr(config.cluster_size > 1):
-            rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        cta = (rank % config.cluster_m, rank // config.cluster_m)
-        block, _, _ = cute.arch.block_idx()
-        worker = block // config.cluster_size
+        warpgroup = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP_THREADS)
+        place = self._place()
 
-        if warp == 0:
+        if warp == PRODUCER_WARP:
             producer.prefetch()
             store.prefetch()
 
         ring, sA, sB, buffers = self._shared_memory(a_staged, b_staged)
-        if warp == 0:
+        if warp == PRODUCER_WARP:
             with cute.arch.elect_one():
                 ring.init(plan.consumer_warps_per_tile)
                 cute.arch.mbarrier_init_fence()
@@ -155,15 +158,28 @@ class HopperGemm:
 
         if warpgroup == PRODUCER_WARPGROUP:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
-            if warp == 0:
-                self._produce(make_loader(producer, sA, sB, plan, cta), ring, grid, worker, cta)
+            if warp == PRODUCER_WARP:
+                self._produce(
+                    make_loader(producer, sA, sB, plan, place.cta_m, place.cta_n), ring, grid, place
+                )
         else:
-            cute.arch.setmaxregister_increase(CONSUMER_REGISTERS[config.consumers])
+            cute.arch.setmaxregister_increase(CONSUMER_REGISTERS[plan.config.consumers])
             consumer = warpgroup - 1
-            mainloop = self._mainloop(tiled_mma, sA, sB, ring, consumer, cta)
-            self._consume(mainloop, store, buffers, grid, worker, cta, consumer)
+            mainloop = self._mainloop(tiled_mma, sA, sB, ring, consumer, place)
+            self._consume(mainloop, store, buffers, grid, place, consumer)
 
-    def _shared_memory(self, a_staged, b_staged):
+    def _place(self) -> Place:
+        """This CTA's worker and coordinates; ranks in a cluster run along M first."""
+        config = self.plan.config
+        block, _, _ = cute.arch.block_idx()
+        if config.cluster_size == 1:
+            return Place(block, Int32(0), Int32(0))
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        return Place(block // config.cluster_size, rank % config.cluster_m, rank // config.cluster_m)
+
+    def _shared_memory(
+        self, a_staged: Any, b_staged: Any
+    ) -> tuple[StageRing, cute.Tensor, cute.Tensor, cute.Pointer]:
         """Allocates the CTA's shared memory: barriers, operand stages, output buffers."""
         plan = self.plan
         smem = cutlass.memory.SmemAllocator()
@@ -172,12 +188,12 @@ class HopperGemm:
         sA = smem.allocate_tensor(dtype, a_staged.outer, ALIGNMENT, swizzle=a_staged.inner)
         sB = smem.allocate_tensor(dtype, b_staged.outer, ALIGNMENT, swizzle=b_staged.inner)
         out = CUTE_DTYPES[self.problem.out_dtype]
-        elements = plan.config.consumers * plan.store_stages * plan.store_buffer_bytes * 8 // out.width
+        elements = plan.config.consumers * plan.consumer_buffer_bytes * 8 // out.width
         buffers = smem.allocate_array(out, elements, byte_alignment=ALIGNMENT)
         readers = plan.config.cluster_m + plan.config.cluster_n - 1
         return StageRing(barriers, barriers + plan.stages, plan.stages, readers), sA, sB, buffers
 
-    def _sync_cluster(self):
+    def _sync_cluster(self) -> None:
         """Barriers are initialised in every CTA of the cluster before anyone touches them."""
         if self.plan.config.cluster_size > 1:
             cute.arch.cluster_arrive_relaxed()
@@ -186,25 +202,25 @@ class HopperGemm:
             cute.arch.sync_threads()
 
     @cute.jit
-    def _tile(self, task: Int32, grid: TaskGrid, cta: tuple):
+    def _tile(self, task: Int32, grid: TaskGrid, place: Place) -> tuple[Int32, Int32, Int32]:
         """(m, n, l) of this CTA's tile in task ``task`` of its cluster."""
         config = self.plan.config
-        per_batch = grid.clusters_m * grid.clusters_n
         batch = Int32(0)
         if cutlass.const_expr(self.problem.batched):
+            per_batch = grid.clusters_m * grid.clusters_n
             batch = task // per_batch
             task = task - batch * per_batch
         m, n = self.scheduler.order.tile(task, grid.clusters_m, grid.clusters_n)
-        return m * config.cluster_m + cta[0], n * config.cluster_n + cta[1], batch
+        return m * config.cluster_m + place.cta_m, n * config.cluster_n + place.cta_n, batch
 
     @cute.jit
-    def _produce(self, loader, ring: StageRing, grid: TaskGrid, worker: Int32, cta: tuple):
+    def _produce(self, loader: TileLoader, ring: StageRing, grid: TaskGrid, place: Place) -> None:
         """Producer warp: every tile of this worker, stage by stage, as far ahead as the ring allows."""
-        tasks = grid.clusters_m * grid.clusters_n * grid.batch
+        tasks = grid.tasks()
         cursor = ring.start()
-        task = self.scheduler.assignment.first(worker)
+        task = self.scheduler.assignment.first(place.worker)
         while task < tasks:
-            tile = self._tile(task, grid, cta)
+            tile = self._tile(task, grid, place)
             for k_tile in cutlass.range(grid.k_tiles, unroll=1):
                 ring.wait_consumed(cursor)
                 loader.load(ring.inputs_arrived + cursor.stage, cursor.stage, k_tile, tile)
@@ -216,76 +232,64 @@ class HopperGemm:
                 ring.wait_consumed(cursor)
                 cursor = ring.advanced(cursor)
 
-    def _mainloop(self, tiled_mma, sA, sB, ring: StageRing, consumer: Int32, cta: tuple) -> WgmmaMainloop:
-        """This warpgroup's operand descriptors and the CTAs it reports to."""
+    def _mainloop(
+        self, tiled_mma: Any, sA: Any, sB: Any, ring: StageRing, consumer: Int32, place: Place
+    ) -> WgmmaMainloop:
+        """This warpgroup's operand descriptors, and the CTAs it tells when it is done with a stage."""
         config = self.plan.config
-        member = consumer if self.plan.teams == 1 else Int32(0)
+        member = make_team(self.plan).member(consumer)
         thread_mma = tiled_mma.get_slice(member * WARPGROUP_THREADS)
         tCrA = tiled_mma.make_fragment_A(thread_mma.partition_A(sA))
         tCrB = tiled_mma.make_fragment_B(thread_mma.partition_B(sB))
         lane = cute.arch.lane_idx()
         # Lanes 0..cluster_n-1 name the CTAs of this row (they load A slices), the rest those of this column.
-        along_n = cta[0] + lane * config.cluster_m
-        along_m = lane - config.cluster_n + cta[1] * config.cluster_m
-        along_m = along_m + (along_m >= cta[0] + cta[1] * config.cluster_m).to(Int32)
-        peer = cutlass.select_(lane < config.cluster_n, along_n, along_m)
-        return WgmmaMainloop(tiled_mma, tCrA, tCrB, ring, peer, ring.readers)
+        own_rank = place.cta_m + place.cta_n * config.cluster_m
+        in_row = place.cta_m + lane * config.cluster_m
+        in_column = lane - config.cluster_n + place.cta_n * config.cluster_m
+        in_column = in_column + (in_column >= own_rank).to(Int32)
+        peer = cutlass.select_(lane < config.cluster_n, in_row, in_column)
+        return WgmmaMainloop(tiled_mma, tCrA, tCrB, ring, peer)
 
     @cute.jit
     def _consume(
         self,
         mainloop: WgmmaMainloop,
         store: TmaStore,
-        buffers,
+        buffers: cute.Pointer,
         grid: TaskGrid,
-        worker: Int32,
-        cta: tuple,
+        place: Place,
         consumer: Int32,
-    ):
+    ) -> None:
         """Consumer warpgroup: every tile of its team, main loop then store."""
         plan = self.plan
         config = plan.config
+        team = make_team(plan)
         thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
-        tasks = grid.clusters_m * grid.clusters_n * grid.batch
         accumulators = cute.make_rmem_tensor(
             mainloop.tiled_mma.partition_shape_C((config.tile_m, config.tile_n)), cutlass.Float32
         )
-        out = CUTE_DTYPES[self.problem.out_dtype]
-        own = buffers + consumer * (plan.store_stages * plan.store_buffer_bytes * 8 // out.width)
-        own = cute.make_ptr(out, own.toint(), cute.AddressSpace.smem, assumed_align=ALIGNMENT)
-        row = Int32(0)
-        column = Int32(0)
-        if cutlass.const_expr(plan.warpgroups_m > 1):
-            row = consumer * MMA_M
-        if cutlass.const_expr(plan.warpgroups_n > 1):
-            column = consumer * plan.warpgroup_n
+        own_buffers = self._buffers_of(consumer, buffers)
+        member = team.member(consumer)
+        row = member % plan.warpgroups_m * MMA_M
+        column = member // plan.warpgroups_m * plan.warpgroup_n
 
-        cursor = mainloop.ring.start()
-        task = self.scheduler.assignment.first(worker)
-        if cutlass.const_expr(plan.teams == 2):
-            if consumer == 1:
-                # The second team starts one tile later; it grants the first its first turn.
-                cute.arch.barrier_arrive(
-                    barrier_id=NamedBarrier.TURN, number_of_threads=2 * WARPGROUP_THREADS
-                )
-                task = self.scheduler.assignment.next(task, grid.workers)
-                cursor = mainloop.ring.skipped(cursor, grid.k_tiles)
+        tasks = grid.tasks()
+        steps = Steps(self.scheduler, mainloop.ring, grid.workers, grid.k_tiles)
+        first_task = self.scheduler.assignment.first(place.worker)
+        task, cursor = team.first(consumer, first_task, mainloop.ring.start(), steps)
         while task < tasks:
-            m, n, batch = self._tile(task, grid, cta)
-            if cutlass.const_expr(plan.teams == 2):
-                cute.arch.barrier(
-                    barrier_id=NamedBarrier.TURN + consumer, number_of_threads=2 * WARPGROUP_THREADS
-                )
+            m, n, batch = self._tile(task, grid, place)
+            team.wait_turn(consumer)
             cursor = mainloop.compute(accumulators, cursor, grid.k_tiles)
-            if cutlass.const_expr(plan.teams == 2):
-                cute.arch.barrier_arrive(
-                    barrier_id=NamedBarrier.TURN + 1 - consumer, number_of_threads=2 * WARPGROUP_THREADS
-                )
-                cursor = mainloop.ring.skipped(cursor, grid.k_tiles)
-                task = self.scheduler.assignment.next(task, grid.workers)
-            store.store(
-                accumulators, own, thread, NamedBarrier.STORE + consumer,
-                (m * config.tile_m + row, n * config.tile_n + column, batch),
-            )  # fmt: skip
-            task = self.scheduler.assignment.next(task, grid.workers)
+            team.pass_turn(consumer)
+            origin = (m * config.tile_m + row, n * config.tile_n + column, batch)
+            store.store(accumulators, own_buffers, thread, NamedBarrier.STORE + consumer, origin)
+            task, cursor = team.following(task, cursor, steps)
         store.drain(thread)
+
+    def _buffers_of(self, consumer: Int32, buffers: cute.Pointer) -> cute.Pointer:
+        """A consumer's own output buffers."""
+        out = CUTE_DTYPES[self.problem.out_dtype]
+        own = buffers + consumer * (self.plan.consumer_buffer_bytes * 8 // out.width)
+        # The sum loses the alignment that stmatrix is checked for.
+        return cute.make_ptr(out, own.toint(), cute.AddressSpace.smem, assumed_align=ALIGNMENT)

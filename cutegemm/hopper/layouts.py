@@ -62,7 +62,7 @@ def make_layouts(plan: HopperPlan, problem: GemmProblem) -> Layouts:
     )
 
 
-def chunk_piece(problem: GemmProblem, width: int):
+def chunk_piece(problem: GemmProblem, width: int) -> Any:
     """(64, width): one output piece in shared memory, swizzled along D's contiguous mode."""
     layout = LayoutEnum.ROW_MAJOR if problem.out_major == "n" else LayoutEnum.COL_MAJOR
     dtype = CUTE_DTYPES[problem.out_dtype]
@@ -71,7 +71,7 @@ def chunk_piece(problem: GemmProblem, width: int):
     return _filled(atom, (MMA_M, width), problem.out_major == "n")
 
 
-def chunk_layout(plan: HopperPlan, problem: GemmProblem, width: int):
+def chunk_layout(plan: HopperPlan, problem: GemmProblem, width: int) -> Any:
     """(64, width, buffer): the output buffers of one warpgroup, seen as pieces ``width`` columns wide."""
     piece = chunk_piece(problem, width)
     buffer_elements = plan.store_buffer_bytes // dtype_bytes(problem.out_dtype)
@@ -79,7 +79,7 @@ def chunk_layout(plan: HopperPlan, problem: GemmProblem, width: int):
     return cute.make_composed_layout(piece.inner, 0, outer)
 
 
-def chunk_copy(problem: GemmProblem, width: int):
+def chunk_copy(problem: GemmProblem, width: int) -> Any:
     """The register-to-shared copy of one (64, width) output piece by one warpgroup.
 
     16-bit outputs go through stmatrix, transposed when D is M-major; float32 through plain stores.
@@ -95,7 +95,7 @@ def chunk_copy(problem: GemmProblem, width: int):
     return cute.make_tiled_copy_C(atom, chunk_mma(problem, width))
 
 
-def chunk_mma(problem: GemmProblem, width: int):
+def chunk_mma(problem: GemmProblem, width: int) -> Any:
     """An MMA that names who holds what of a (64, width) piece; never executed."""
     dtype = CUTE_DTYPES[problem.a_dtype]
     return hopper_helpers.make_trivial_tiled_mma(
@@ -118,13 +118,13 @@ def _common_span(plan: HopperPlan) -> int:
     return span
 
 
-def _operand_atom(dtype: Any, k_major: bool, span: int):
+def _operand_atom(dtype: Any, k_major: bool, span: int) -> Any:
     """The widest swizzle atom that divides ``span`` contiguous elements."""
     layout = LayoutEnum.ROW_MAJOR if k_major else LayoutEnum.COL_MAJOR
     return warpgroup.make_smem_layout_atom(hopper_helpers.get_smem_layout_atom(layout, dtype, span), dtype)
 
 
-def _filled(atom: Any, shape: tuple[int, ...], second_contiguous: bool):
+def _filled(atom: Any, shape: tuple[int, ...], second_contiguous: bool) -> Any:
     """A shape (rows, columns[, stage]) filled with atoms, the contiguous mode's neighbours last.
 
     The unstaged form is built as such rather than sliced from the staged one: the compiler aborts on

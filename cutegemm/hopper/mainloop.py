@@ -15,8 +15,8 @@ class WgmmaMainloop:
     """One warpgroup's share of the MMAs.
 
     tCrA (mma, mma_m, mma_k, stage), tCrB (mma, mma_n, mma_k, stage): shared-memory descriptors.
-    peers: the CTAs that load into this CTA's stages, as (count, step, first rank); lane i of each
-    warp tells peer i that the warp no longer reads a stage.
+    peer_rank: in lane i < ring.readers, the i-th CTA that loads into this CTA's stages; those lanes tell
+    it when their warp no longer reads a stage.
     """
 
     tiled_mma: cute.TiledMma
@@ -24,7 +24,6 @@ class WgmmaMainloop:
     tCrB: cute.Tensor
     ring: StageRing
     peer_rank: Int32
-    peers: cutlass.Constexpr[int]
 
     @cute.jit
     def compute(self, accumulators: cute.Tensor, cursor: StageCursor, k_tiles: Int32) -> StageCursor:
@@ -48,7 +47,7 @@ class WgmmaMainloop:
         self._release(previous)
         return cursor
 
-    def _issue(self, accumulators: cute.Tensor, stage: Int32, first: bool):
+    def _issue(self, accumulators: cute.Tensor, stage: Int32, first: bool) -> None:
         warpgroup.fence()
         for k_block in range(cute.size(self.tCrA, mode=[2])):
             # The very first MMA overwrites the accumulators, which saves clearing them.
@@ -63,12 +62,12 @@ class WgmmaMainloop:
         warpgroup.commit_group()
 
     @cute.jit
-    def _release(self, stage: Int32):
+    def _release(self, stage: Int32) -> None:
         barrier = self.ring.inputs_consumed + stage
         lane = cute.arch.lane_idx()
-        if cutlass.const_expr(self.peers == 1):
+        if cutlass.const_expr(self.ring.readers == 1):
             if lane == 0:
                 cute.arch.mbarrier_arrive(barrier)
         else:
-            if lane < self.peers:
+            if lane < self.ring.readers:
                 cute.arch.mbarrier_arrive(barrier, self.peer_rank)

@@ -55,6 +55,11 @@ class HopperPlan:
         return WARPGROUP_THREADS * (1 + self.config.consumers)
 
     @property
+    def consumer_buffer_bytes(self) -> int:
+        """Bytes of all output buffers of one consumer warpgroup."""
+        return self.store_stages * self.store_buffer_bytes
+
+    @property
     def warpgroup_m(self) -> int:
         """Rows of the tile one warpgroup accumulates."""
         return self.config.tile_m // self.warpgroups_m
@@ -89,8 +94,8 @@ def plan(config: GemmConfig, problem: GemmProblem) -> HopperPlan:
         unit = _tile_n_unit(config, problem, warpgroups_n)
         legal = budget * WARPGROUP_THREADS * warpgroups_m * warpgroups_n // config.tile_m // unit * unit
         raise ConfigError(
-            f"tile {config.tile_m}x{config.tile_n} with {config.consumers} {config.schedule} consumer(s) needs "
-            f"{registers} accumulator registers a thread, {budget} fit without spilling; "
+            f"tile {config.tile_m}x{config.tile_n} with {config.consumers} {config.schedule} consumer(s) "
+            f"needs {registers} accumulator registers a thread, {budget} fit without spilling; "
             f"the nearest legal tile_n is {legal}"
             + (", or use 2 cooperative consumers" if warpgroups_m * warpgroups_n == 1 else "")
         )
@@ -128,14 +133,16 @@ def _check_shape(config: GemmConfig, problem: GemmProblem) -> None:
     check_one_of("consumers", config.consumers, (1, 2), "the register file")
     if config.schedule == "pingpong" and config.consumers != 2:
         raise ConfigError(
-            f"pingpong alternates two consumer warpgroups, consumers={config.consumers} was given; use consumers=2"
+            f"pingpong alternates two consumer warpgroups, consumers={config.consumers} was given; "
+            "use consumers=2"
         )
     # Each CTA of a multicast loads an equal slice of whole 8-row swizzle atoms.
     if config.tile_n % (8 * config.cluster_m):
         low = config.tile_n // (8 * config.cluster_m) * 8 * config.cluster_m
         raise ConfigError(
-            f"tile_n={config.tile_n} with cluster_m={config.cluster_m}: each CTA loads tile_n / {config.cluster_m} rows of B, "
-            f"which must be a multiple of 8; the nearest legal tile_n is {max(low, 8 * config.cluster_m)}"
+            f"tile_n={config.tile_n} with cluster_m={config.cluster_m}: each CTA loads "
+            f"tile_n / {config.cluster_m} rows of B, which must be a multiple of 8; "
+            f"the nearest legal tile_n is {max(low, 8 * config.cluster_m)}"
         )
 
 

@@ -1,6 +1,7 @@
 """The TMA producer: brings one stage of A and B from global to shared memory."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -24,7 +25,7 @@ class TmaProducer:
     atom_b: cute.CopyAtom
     mB_nkl: cute.Tensor
 
-    def prefetch(self):
+    def prefetch(self) -> None:
         """Fetches both descriptors, so that the first load does not wait for them."""
         cpasync.prefetch_descriptor(self.atom_a)
         cpasync.prefetch_descriptor(self.atom_b)
@@ -46,7 +47,9 @@ class TileLoader:
     mask_b: Int32
     stage_bytes: cutlass.Constexpr[int]
 
-    def load(self, barrier: cute.Pointer, stage: Int32, k_tile: Int32, tile: tuple[Int32, Int32, Int32]):
+    def load(
+        self, barrier: cute.Pointer, stage: Int32, k_tile: Int32, tile: tuple[Int32, Int32, Int32]
+    ) -> None:
         """Starts the loads of one stage and announces their bytes on ``barrier``.
 
         The announced bytes are those of the whole stage: a multicast peer's slices count here too.
@@ -86,11 +89,11 @@ def make_loader(
     sA: cute.Tensor,
     sB: cute.Tensor,
     plan: HopperPlan,
-    cta_in_cluster: tuple[Int32, Int32],
+    cta_m: Int32,
+    cta_n: Int32,
 ) -> TileLoader:
     """Device side: partitions the stages and the global tiles for this CTA's share of the loads."""
     config = plan.config
-    cta_m, cta_n = cta_in_cluster
     gA_mkl = cute.local_tile(producer.mA_mkl, (config.tile_m, config.tile_k), (None, None, None))
     gB_nkl = cute.local_tile(producer.mB_nkl, (config.tile_n, config.tile_k), (None, None, None))
     tAsA, tAgA = cpasync.tma_partition(
@@ -121,6 +124,6 @@ def _multicast_mask(count: int, step: int, first: Int32) -> Int32:
     return Int32(bits) << first
 
 
-def _load_atom(tensor: cute.Tensor, stage, tile: tuple[int, int], multicast: int):
+def _load_atom(tensor: cute.Tensor, stage: Any, tile: tuple[int, int], multicast: int) -> Any:
     op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
     return cpasync.make_tiled_tma_atom(op, tensor, stage, tile, num_multicast=multicast)

@@ -34,7 +34,7 @@ class StageRing:
     # CTAs whose consumers read what this CTA loads, itself included: arrivals come from all of them.
     readers: cutlass.Constexpr[int]
 
-    def init(self, consumer_warps: int):
+    def init(self, consumer_warps: int) -> None:
         """Sets the arrival counts; one thread of the CTA calls this before anyone waits."""
         for stage in range(self.stages):  # unrolled: not a traced function
             cute.arch.mbarrier_init(self.inputs_arrived + stage, 1)
@@ -58,10 +58,10 @@ class StageRing:
         rounds = position // self.stages
         return StageCursor(position - rounds * self.stages, cursor.parity ^ (rounds & 1))
 
-    def wait_consumed(self, cursor: StageCursor):
+    def wait_consumed(self, cursor: StageCursor) -> None:
         """Producer: until the stage's previous contents are no longer read by anyone."""
         cute.arch.mbarrier_wait(self.inputs_consumed + cursor.stage, cursor.parity ^ 1)
 
-    def wait_arrived(self, cursor: StageCursor):
+    def wait_arrived(self, cursor: StageCursor) -> None:
         """Consumer: until the stage's bytes are in shared memory."""
         cute.arch.mbarrier_wait(self.inputs_arrived + cursor.stage, cursor.parity)

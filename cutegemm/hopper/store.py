@@ -1,6 +1,7 @@
 """The output store of a consumer warpgroup: accumulators -> registers -> shared memory -> TMA."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -24,14 +25,14 @@ class TmaStore:
     plan: cutlass.Constexpr[HopperPlan]
     problem: cutlass.Constexpr[GemmProblem]
 
-    def prefetch(self):
+    def prefetch(self) -> None:
         """Fetches the descriptors."""
         for atom in self.atoms:
             cpasync.prefetch_descriptor(atom)
 
     def store(
         self, accumulators: cute.Tensor, buffers: cute.Pointer, thread: Int32, barrier: Int32, origin: tuple
-    ):
+    ) -> None:
         """Writes this warpgroup's rows and columns of one tile.
 
         buffers   this warpgroup's output buffers in shared memory
@@ -58,20 +59,20 @@ class TmaStore:
                 step += 1
 
     @cute.jit
-    def drain(self, thread: Int32):
+    def drain(self, thread: Int32) -> None:
         """Until every store of this warpgroup has read its buffer; before the CTA may exit."""
         if thread < cute.arch.WARP_SIZE:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
-    def _wait_for_buffer(self, thread: Int32, barrier: Int32):
+    def _wait_for_buffer(self, thread: Int32, barrier: Int32) -> None:
         if thread < cute.arch.WARP_SIZE:
             cute.arch.cp_async_bulk_wait_group(self.plan.store_stages - 1, read=True)
         cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
 
     def _to_shared(
         self, accumulators: cute.Tensor, buffers: cute.Pointer, thread: Int32, piece: tuple, buffer: int
-    ):
+    ) -> None:
         mma, first, width = piece
         dtype = CUTE_DTYPES[self.problem.out_dtype]
         # (64, width, buffer)
@@ -88,7 +89,9 @@ class TmaStore:
         cute.copy(copy, thread_copy.retile(out), thread_copy.partition_D(sD)[None, None, None, buffer])
 
     @cute.jit
-    def _to_global(self, buffers: cute.Pointer, thread: Int32, width: int, buffer: int, position: tuple):
+    def _to_global(
+        self, buffers: cute.Pointer, thread: Int32, width: int, buffer: int, position: tuple
+    ) -> None:
         which = 0 if width == self.plan.chunks[0][1] else 1
         sD = _tensor_at(buffers, chunk_layout(self.plan, self.problem, width))
         # The piece's own window of D; TMA coordinates, so the offset need not be a multiple of its width.
@@ -119,5 +122,5 @@ def make_store(mD_mnl: cute.Tensor, plan: HopperPlan, problem: GemmProblem) -> T
     return TmaStore(tuple(atoms), tuple(tensors), plan, problem)
 
 
-def _tensor_at(pointer: cute.Pointer, layout) -> cute.Tensor:
+def _tensor_at(pointer: cute.Pointer, layout: Any) -> cute.Tensor:
     return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, pointer.dtype), layout.outer)

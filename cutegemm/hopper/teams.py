@@ -1,0 +1,105 @@
+"""How the consumer warpgroups of a CTA divide its tiles: one team, or two that take turns.
+
+A team is the set of warpgroups that work on one tile. The consumer loop asks its team where to begin,
+when it may use the tensor cores, and what comes next; it does not know which team it has.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from cutegemm.hopper.plan import WARPGROUP_THREADS, HopperPlan
+from cutegemm.hopper.ring import StageCursor, StageRing
+from cutegemm.scheduler import TileScheduler
+
+
+class NamedBarrier(IntEnum):
+    """Hardware barriers in use; 0 belongs to whole-CTA synchronisation."""
+
+    STORE = 1  # + consumer: its 128 threads agree that an output buffer is free or filled
+    TURN = 3  # + team: both teams meet here, one waiting for its turn, the other granting it
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What moving on means: to the worker's next task, and past the stages of a tile."""
+
+    scheduler: cutlass.Constexpr[TileScheduler]
+    ring: StageRing
+    workers: Int32
+    k_tiles: Int32
+
+    def next_task(self, task: Int32) -> Int32:
+        """The worker's task after ``task``."""
+        return self.scheduler.assignment.next(task, self.workers)
+
+    def past_tile(self, cursor: StageCursor) -> StageCursor:
+        """The cursor after the stages of one whole tile."""
+        return self.ring.skipped(cursor, self.k_tiles)
+
+
+@dataclass(frozen=True)
+class Cooperative:
+    """One team of all consumers: every tile is split among them."""
+
+    def member(self, consumer: Int32) -> Int32:
+        """Which share of its team's tile a consumer has."""
+        return consumer
+
+    def first(
+        self, consumer: Int32, task: Int32, cursor: StageCursor, steps: Steps
+    ) -> tuple[Int32, StageCursor]:
+        """Where a consumer begins, given the worker's first task and stage."""
+        return task, cursor
+
+    def wait_turn(self, consumer: Int32) -> None:
+        """Until the tensor cores are this team's."""
+
+    def pass_turn(self, consumer: Int32) -> None:
+        """This team's MMAs are issued; the tensor cores go to the next team."""
+
+    def following(self, task: Int32, cursor: StageCursor, steps: Steps) -> tuple[Int32, StageCursor]:
+        """The team's next task and its first stage."""
+        return steps.next_task(task), cursor
+
+
+@dataclass(frozen=True)
+class PingPong:
+    """Two teams of one warpgroup: while one runs its main loop, the other stores its tile."""
+
+    def member(self, consumer: Int32) -> Int32:
+        """See Cooperative.member."""
+        return Int32(0)
+
+    @cute.jit
+    def first(
+        self, consumer: Int32, task: Int32, cursor: StageCursor, steps: Steps
+    ) -> tuple[Int32, StageCursor]:
+        """See Cooperative.first: the second team begins one tile later and grants the first its turn."""
+        if consumer == 1:
+            cute.arch.barrier_arrive(barrier_id=NamedBarrier.TURN, number_of_threads=2 * WARPGROUP_THREADS)
+            task = steps.next_task(task)
+            cursor = steps.past_tile(cursor)
+        return task, cursor
+
+    def wait_turn(self, consumer: Int32) -> None:
+        """See Cooperative.wait_turn."""
+        cute.arch.barrier(barrier_id=NamedBarrier.TURN + consumer, number_of_threads=2 * WARPGROUP_THREADS)
+
+    def pass_turn(self, consumer: Int32) -> None:
+        """See Cooperative.pass_turn."""
+        cute.arch.barrier_arrive(
+            barrier_id=NamedBarrier.TURN + 1 - consumer, number_of_threads=2 * WARPGROUP_THREADS
+        )
+
+    def following(self, task: Int32, cursor: StageCursor, steps: Steps) -> tuple[Int32, StageCursor]:
+        """See Cooperative.following: the tile in between is the other team's."""
+        return steps.next_task(steps.next_task(task)), steps.past_tile(cursor)
+
+
+def make_team(plan: HopperPlan) -> Cooperative | PingPong:
+    """The team a plan asks for."""
+    return PingPong() if plan.teams == 2 else Cooperative()
