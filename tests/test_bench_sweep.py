@@ -1,5 +1,6 @@
 """Workers and sweeps: parallel builds, and configurations that fail, kill their process or lose the GPU."""
 
+import io
 import json
 import os
 import time
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 from bench_fakes import QUICK, Die, Echo, FakeGemm, LocalWorker, Lose, Refuse, Sleep
+from rich.console import Console
 
-from cutegemm.bench import peers, sweep, sweep_many
+from cutegemm.bench import peers, sweep, sweep_many, sweep_table
 from cutegemm.bench.sweeps import SweepProgress, build_all, named
-from cutegemm.bench.worker import Worker, WorkerError
+from cutegemm.bench.worker import Build, Worker, WorkerError
 from cutegemm.bench.workload import Case, as_cases
+from cutegemm.cache import default_cache
 from cutegemm.config import GemmConfig
 from cutegemm.errors import DeviceError
 
@@ -120,6 +123,7 @@ def run(
     rows = sweep_many(
         {case: variants}, method=QUICK, workers=2, make_worker=make_worker, target="sm_90a", **keywords
     )
+    assert all(set(row) == set(rows[0]) for row in rows)
     return {row["name"]: row for row in rows}
 
 
@@ -213,3 +217,44 @@ def test_sweep_of_one_shape_is_sorted_with_failures_last(
 def test_a_sweep_needs_a_gpu() -> None:
     with pytest.raises(DeviceError, match="a GPU is needed"):
         sweep(SHAPE, CONFIGS)
+
+
+def test_the_table_has_the_fastest_first_and_failures_last(gemms: dict[Any, FakeGemm]) -> None:
+    gemms[CONFIGS["c2"]] = FakeGemm(failure=RuntimeError("too [bold]many[/bold] registers"))
+    rows = run(CONFIGS)
+    rows["c5"]["us"] = 0.5
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(sweep_table(list(rows.values())))
+    lines = [line for line in console.export_text().splitlines() if "32x48x64" in line]
+    assert "c5" in lines[0]
+    assert "0.50" in lines[0]
+    assert "c2" in lines[-1]
+    assert "too [bold]many[/bold] registers" in lines[-1]
+    assert len(lines) == 5
+    console.print(sweep_table(list(rows.values()), best=2))
+    assert console.export_text().count("32x48x64") == 2
+
+
+def test_without_a_terminal_the_default_progress_is_a_line_per_phase(
+    gemms: dict[Any, FakeGemm], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(CONFIGS)
+    assert capsys.readouterr().err.splitlines() == ["compile: 5 configurations", "measure: 5 configurations"]
+
+
+@pytest.mark.slow
+def test_workers_compile_real_kernels() -> None:
+    [case] = as_cases([(256, 256, 256)])
+    configs = {"good": GemmConfig(128, 128), "illegal": GemmConfig(128, 512), "chosen": None}
+    jobs = {name: Build(case, config, "sm_90a") for name, config in configs.items()}
+    built = build_all(jobs, workers=2)
+    assert built["good"].failure is None
+    assert built["chosen"].failure is None
+    assert built["illegal"].failure is not None
+    assert "tile_n=512" in built["illegal"].failure
+    # What the workers built is on disk for this process.
+    before = default_cache().stats()
+    peers.compile_case(case, configs["good"], "sm_90a").build()
+    after = default_cache().stats()
+    assert after.compiled == before.compiled
+    assert after.from_disk == before.from_disk + 1

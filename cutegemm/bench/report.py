@@ -145,7 +145,12 @@ def sweep_table(rows: Sequence[Mapping[str, Any]], best: int | None = None) -> T
         group.sort(key=lambda row: (row["failure"] is not None, row["us"] or float("inf")))
         for row in group[:best]:
             spread = None if row["spread"] is None else row["spread"] * 50
-            numbers = [(row["us"], ".2f"), (spread, ".1f"), (row["tflops"], ".0f"), (row["share_of_floor"], ".2f")]
+            numbers = [
+                (row["us"], ".2f"),
+                (spread, ".1f"),
+                (row["tflops"], ".0f"),
+                (row["share_of_floor"], ".2f"),
+            ]
             cells = [_number(value, form) for value, form in numbers]
             ratio = _number(row["times_faster_than_cublas"], ".3f")
             failure = Text(row["failure"] or "")
