@@ -15,7 +15,7 @@ from cutegemm.bench import cuda
 from cutegemm.bench.gpu import DeviceLostError
 from cutegemm.bench.measure import Measurement
 from cutegemm.bench.method import QUICK
-from cutegemm.bench.peers import PEERS, choose_peers
+from cutegemm.bench.peers import DEFAULT_PEERS, choose_peers
 from cutegemm.bench.suite import find_ceilings
 from cutegemm.bench.workload import as_cases
 from cutegemm.errors import DeviceError
@@ -267,7 +267,7 @@ def test_on_a_gpu_a_replay_takes_as_long_as_its_copies() -> None:
 @pytest.mark.parametrize("a_major", ["k", "m"])
 @pytest.mark.parametrize("b_major", ["k", "n"])
 def test_on_a_gpu_every_library_here_is_right(a_major: str, b_major: str) -> None:
-    chosen, _ = choose_peers(list(PEERS))
+    chosen, _ = choose_peers(DEFAULT_PEERS)
     [case] = as_cases([(264, 520, 584)], a_major=a_major, b_major=b_major)
     gpu = cuda.CudaGpu()
     result = Measurement(case, chosen, gpu, QUICK, lambda name, step: None).run(find_ceilings(gpu))

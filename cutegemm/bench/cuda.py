@@ -159,7 +159,7 @@ def _driver_and_power(uuid: str) -> tuple[str, float | None]:
     """Driver version and power limit in watts from nvidia-smi; ("unknown", None) where it is not there."""
     command = ["nvidia-smi", "--query-gpu=driver_version,power.limit", "--format=csv,noheader,nounits"]
     if uuid:
-        command.append(f"--id={uuid if uuid.startswith('GPU-') else 'GPU-' + uuid}")
+        command.append(f"--id={uuid if uuid.startswith(('GPU-', 'MIG-')) else 'GPU-' + uuid}")
     try:
         line = subprocess.run(
             command, capture_output=True, text=True, timeout=30, check=True
