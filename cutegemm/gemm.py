@@ -1,8 +1,9 @@
 """Gemm: what ``compile`` returns. Chooses and builds kernels on first use, checks and launches calls."""
 
+import ctypes
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,13 +11,21 @@ import torch
 from cutegemm import heuristic
 from cutegemm.artifact import Artifact, Resources
 from cutegemm.cache import default_cache
+from cutegemm.callrecord import CallRecord, Outcome, OutcomeWord
 from cutegemm.config import GemmConfig
 from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, TargetError
 from cutegemm.fingerprint import kernel_key
 from cutegemm.hardware import Gpu, current_gpu, gpu_by_name
 from cutegemm.hopper.plan import HopperPlan, plan
-from cutegemm.operands import byte_span, check_grad, check_out, check_overlap, operand_rules, read_sizes
-from cutegemm.problem import GemmProblem
+from cutegemm.operands import (
+    TMA_ALIGNMENT,
+    check_grad,
+    check_out,
+    check_overlap,
+    operand_rules,
+    read_sizes,
+)
+from cutegemm.problem import GemmProblem, dtype_bytes
 from cutegemm.residency import resident_clusters
 from cutegemm.scheduler import TileScheduler
 from cutegemm.scheduler.identity import scheduler_identity
@@ -24,10 +33,10 @@ from cutegemm.scheduler.identity import scheduler_identity
 # Cross-compiling names no GPU; the choice is then made for this one.
 NOMINAL_GPU = {"sm_90a": "H200"}
 
-# Kinds of call a Gemm remembers: more than a process meets, unless it never repeats one.
-MAX_KNOWN_CALLS = 65536
+# Launches a Gemm of unknown sizes remembers: more than a process meets, unless it never repeats one.
+MAX_KNOWN_LAUNCHES = 65536
 
-Launcher = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+_outcome = OutcomeWord()
 
 
 class Gemm:
@@ -48,8 +57,8 @@ class Gemm:
         self._asked = config
         self._lock = threading.RLock()
         self._kernels: dict[GemmConfig, Artifact] = {}
-        # (shapes, strides, device) of a call that was checked -> how to run it.
-        self._calls: dict[tuple[Any, ...], tuple[Launcher, int, int, int]] = {}
+        self._static = problem.is_static
+        self._launches: dict[Any, _Launch] = {}
         if config is not None:
             self._plan(config)  # an illegal configuration is refused here, not at the first call
 
@@ -67,7 +76,8 @@ class Gemm:
 
         a       (M, K) or (L, M, K), contiguous along the problem's a_major
         b       (K, N) or (L, K, N), contiguous along b_major
-        out     (M, N) or (L, M, N), contiguous along out_major; allocated if None
+        out     (M, N) or (L, M, N), contiguous along out_major; allocated if None, dense if its lines are
+                a multiple of 16 bytes and padded to one otherwise
         stream  a torch.cuda.Stream; the current stream of the tensors' device if None
 
         Strides are free but for TMA's rule: every address and non-unit stride a multiple of 16 bytes.
@@ -78,54 +88,51 @@ class Gemm:
                 return self(a, b, out=out)
         error: Exception | None = None
         try:
-            if out is None:
-                out = self._allocate(a, b)
-            key = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride(), a.get_device())
-            known = self._calls.get(key)
-            if known is not None:
-                launch, a_span, b_span, out_span = known
-                a_start, b_start, out_start = a.data_ptr(), b.data_ptr(), out.data_ptr()
-                if out_start < a_start + a_span and a_start < out_start + out_span:
-                    check_overlap(out, "a", a)
-                if out_start < b_start + b_span and b_start < out_start + out_span:
-                    check_overlap(out, "b", b)
-                if (a.requires_grad or b.requires_grad or out.requires_grad) and torch.is_grad_enabled():
+            launch = self._launches.get(self._launch_key(a, b))
+            if launch is not None:
+                if out is None:
+                    out = self._allocate(a, b)
+                if torch.is_grad_enabled():
                     check_grad(a, b, out)
-                launch(a, b, out)
-                return out
+                launch.function(a, b, out, launch.record_address, _outcome.address)
+                if _outcome.word.value == Outcome.LAUNCHED:
+                    return out
         except CutegemmError:
             raise
         except (LookupError, AttributeError, ValueError, TypeError, RuntimeError) as caught:
             error = caught
-        # A new kind of call, or one the launch refused: the thorough checks name what is wrong.
-        return self._first_call(a, b, out, error)
+        # A new kind of call, or one the host code refused: the thorough checks say what is wrong.
+        return self._thorough_call(a, b, out, error)
 
-    def _first_call(self, a: Any, b: Any, out: Any, error: Exception | None) -> torch.Tensor:
+    def _launch_key(self, a: torch.Tensor, b: torch.Tensor) -> Any:
+        """What decides on the launch; sizes of a static problem are compared by the launch itself."""
+        return a.get_device() if self._static else (a.get_device(), a.shape, b.shape)
+
+    def _thorough_call(self, a: Any, b: Any, out: Any, error: Exception | None) -> torch.Tensor:
         l, m, n, k = read_sizes(self.problem, a, b)  # noqa: E741
         if out is None:
             out = self._allocate(a, b)
         check_out(self.problem, out, a, b)
         check_grad(a, b, out)
-        empty = 0 in (l, m, n, k)
-        if not empty:
+        if 0 not in (l, m, n, k):
             for rule, tensor in zip(operand_rules(self.problem), (a, b, out), strict=True):
                 rule.check_layout(tensor)
         check_overlap(out, "a", a)
         check_overlap(out, "b", b)
-        key = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride(), a.get_device())
-        if error is not None and key in self._calls:
-            raise error  # every check passed before and now: the launch itself failed
-        if empty:
-            out.zero_()  # nothing to launch; not remembered either, no launch would check the next call
-            return out
-        launcher = self._launcher(l, m, n, k, a.get_device())
-        launcher(a, b, out)
-        if len(self._calls) >= MAX_KNOWN_CALLS:
-            self._calls.clear()
-        self._calls[key] = (launcher, byte_span(a), byte_span(b), byte_span(out))
+        if 0 in (l, m, n, k):
+            return out.zero_()  # nothing to launch: empty, or a sum of no products
+        launch = self._launches.get(self._launch_key(a, b)) or self._prepare_launch((l, m, n, k), a, b)
+        # Every check passed, the exact ones for overlap too: the quick ones of the host code are overruled.
+        launch.function(a, b, out, launch.disjoint_record_address, _outcome.address)
+        if _outcome.word.value != Outcome.LAUNCHED:
+            raise error or DeviceError(f"the launch was refused: {Outcome(_outcome.word.value).name}")
         return out
 
-    def _launcher(self, l: int, m: int, n: int, k: int, device: int) -> Launcher:  # noqa: E741
+    def _prepare_launch(
+        self, sizes: tuple[int, int, int, int], a: torch.Tensor, b: torch.Tensor
+    ) -> "_Launch":
+        l, m, n, k = sizes  # noqa: E741
+        device = a.get_device()
         gpu = current_gpu(device)
         if gpu.target != self.target:
             raise TargetError(
@@ -134,17 +141,25 @@ class Gemm:
             )
         config = self._config_for(self.problem.with_sizes(l, m, n, k), gpu)
         artifact = self._artifact(config)
-        function = artifact.load()
         resident = resident_clusters(artifact, config.cluster_size, device)
-        return lambda a, b, out: function(a, b, out, resident)
+        launch = _Launch(
+            artifact.load(), CallRecord(l, m, n, k, resident, 0), CallRecord(l, m, n, k, resident, 1)
+        )
+        if len(self._launches) >= MAX_KNOWN_LAUNCHES:
+            self._launches.clear()
+        self._launches[self._launch_key(a, b)] = launch
+        return launch
 
     def _allocate(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """A result tensor: dense where TMA can store it so, else with its lines padded to 16 bytes."""
         problem = self.problem
-        m, n = a.shape[-2], b.shape[-1]
-        lead = a.shape[:-2]
-        if problem.out_major == "n":
-            return torch.empty((*lead, m, n), dtype=problem.out_torch, device=a.device)
-        return torch.empty((*lead, n, m), dtype=problem.out_torch, device=a.device).transpose(-1, -2)
+        lines, run = (a.shape[-2], b.shape[-1]) if problem.out_major == "n" else (b.shape[-1], a.shape[-2])
+        unit = TMA_ALIGNMENT // dtype_bytes(problem.out_dtype)
+        pitch = -(-run // unit) * unit
+        out = torch.empty((*a.shape[:-2], lines, pitch), dtype=problem.out_torch, device=a.device)
+        if pitch != run:
+            out = out[..., :run]
+        return out if problem.out_major == "n" else out.transpose(-1, -2)
 
     # --- choosing and building -------------------------------------------------------------------------
 
@@ -246,6 +261,21 @@ class Gemm:
 
         entry = default_cache().get_or_build(kernel_key(spec, self.target), compile_now)
         return Artifact.from_entry(entry)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A loaded kernel and what its host code is told; the records must outlive their addresses' use."""
+
+    function: Callable[..., None]
+    record: CallRecord
+    disjoint_record: CallRecord
+    record_address: int = field(init=False)
+    disjoint_record_address: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "record_address", ctypes.addressof(self.record))
+        object.__setattr__(self, "disjoint_record_address", ctypes.addressof(self.disjoint_record))
 
 
 def _by_size_class(asked: GemmProblem, actual: GemmProblem) -> GemmProblem:

@@ -34,7 +34,7 @@ def build(plan: HopperPlan, problem: GemmProblem, scheduler: TileScheduler, targ
 
 
 def _fake_operands(problem: GemmProblem) -> tuple[Any, ...]:
-    """Symbolic A, B, D, the resident cluster count and the caller's current stream."""
+    """Symbolic A, B, D, the addresses of the call record and the outcome, the caller's current stream."""
     m, n, k = (cute.sym_int() for _ in range(3))
     batch = (cute.sym_int(),) if problem.batched else ()
 
@@ -57,6 +57,7 @@ def _fake_operands(problem: GemmProblem) -> tuple[Any, ...]:
         operand(problem.a_dtype, m, k, problem.a_major == "m"),
         operand(problem.b_dtype, k, n, problem.b_major == "k"),
         operand(problem.out_dtype, m, n, problem.out_major == "m"),
-        cutlass.Int32(1),
+        cutlass.Int64(0),
+        cutlass.Int64(0),
         make_fake_stream(use_tvm_ffi_env_stream=True),
     )

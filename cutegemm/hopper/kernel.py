@@ -10,8 +10,9 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 
+from cutegemm.hopper.host import read_record, refusal, write_outcome
 from cutegemm.hopper.layouts import CUTE_DTYPES, make_layouts
 from cutegemm.hopper.mainloop import WgmmaMainloop
 from cutegemm.hopper.plan import (
@@ -80,11 +81,23 @@ class HopperGemm:
         self.scheduler = scheduler
 
     @cute.jit
-    def __call__(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, resident: Int32, stream: Any) -> None:
-        """Host entry. a (M, K), b (K, N), d (M, N), each with a leading L when batched.
+    def __call__(
+        self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, call: Int64, outcome: Int64, stream: Any
+    ) -> None:
+        """Host entry: checks the call (see host.py), then launches. Compiled to machine code.
 
-        resident: how many clusters of this kernel the GPU holds at once.
+        a (M, K), b (K, N), d (M, N), each with a leading L when batched
+        call      address of the CallRecord: the sizes this launch was chosen for
+        outcome   address of the int32 that receives 0 (launched) or what kept it from launching
         """
+        record = read_record(call)
+        refused = refusal(record, a, b, d)
+        write_outcome(outcome, refused)
+        if refused == 0:
+            self._launch(a, b, d, record.resident, stream)
+
+    def _launch(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, resident: Int32, stream: Any) -> None:
+        """Descriptors, grid and launch; ``resident`` clusters fit on the GPU at once."""
         plan = self.plan
         config = plan.config
         mA_mkl, mB_nkl, mD_mnl = self._kernel_modes(a, b, d)
