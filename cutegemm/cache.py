@@ -250,6 +250,10 @@ class KernelCache:
         self._count("from_memory")
         return entry
 
+    def holds(self, key: str) -> bool:
+        """Whether `key` is in memory or appears to be on disk (contents are not verified)."""
+        return key in self._memory or (self._kernels / key).is_dir()
+
     def stats(self) -> CacheStats:
         """How many requests of this process were compiled, read from disk, or answered from memory."""
         with self._state_lock:

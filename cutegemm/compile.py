@@ -41,7 +41,8 @@ def compile(
     config      a GemmConfig, or None: chosen by the heuristic
     target      "sm_90a", or None: the current GPU. Cross-compiling needs no GPU.
 
-    Nothing is compiled before the first call, ``build()`` or a look at an artifact.
+    Nothing is compiled before the first call, ``build()`` or a look at an artifact; the compiler is imported
+    here when the cache does not hold the kernel.
     Raises ProblemError, OperandTypeError, ConfigError, TargetError, DeviceError, MissingDependencyError.
     """
     problem = GemmProblem.from_user(
@@ -57,7 +58,7 @@ def compile(
     if name not in BUILT_TARGETS:
         raise TargetError(f"there is no kernel for {name} yet; built are: {', '.join(BUILT_TARGETS)}")
     dsl_version()
-    return Gemm(problem, config, scheduler or TileScheduler(), name)
+    return Gemm(problem, config, scheduler or TileScheduler(), name).prepare()
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Gemm: what ``compile`` returns. Chooses and builds kernels on first use, checks and launches calls."""
 
 import ctypes
+import importlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from cutegemm.cache import default_cache
 from cutegemm.callrecord import CallRecord, Outcome, OutcomeWord
 from cutegemm.config import GemmConfig
 from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, TargetError
-from cutegemm.fingerprint import kernel_key
+from cutegemm.fingerprint import KernelKey, kernel_key
 from cutegemm.hardware import Gpu, current_gpu, gpu_by_name
 from cutegemm.hopper.plan import HopperPlan, plan
 from cutegemm.operands import (
@@ -26,7 +27,7 @@ from cutegemm.operands import (
     read_sizes,
 )
 from cutegemm.problem import GemmProblem, dtype_bytes
-from cutegemm.residency import resident_clusters
+from cutegemm.residency import loading_allowed, resident_clusters
 from cutegemm.scheduler import TileScheduler
 from cutegemm.scheduler.identity import scheduler_identity
 
@@ -121,9 +122,10 @@ class Gemm:
         check_overlap(out, "b", b)
         if 0 in (l, m, n, k):
             return out.zero_()  # nothing to launch: empty, or a sum of no products
-        launch = self._launches.get(self._launch_key(a, b)) or self._prepare_launch((l, m, n, k), a, b)
-        # Every check passed, the exact ones for overlap too: the quick ones of the host code are overruled.
-        launch.function(a, b, out, launch.disjoint_record_address, _outcome.address)
+        with loading_allowed():
+            launch = self._launches.get(self._launch_key(a, b)) or self._prepare_launch((l, m, n, k), a, b)
+            # Every check passed, the exact ones for overlap too: the host code's quick ones are overruled.
+            launch.function(a, b, out, launch.disjoint_record_address, _outcome.address)
         if _outcome.word.value != Outcome.LAUNCHED:
             raise error or DeviceError(f"the launch was refused: {Outcome(_outcome.word.value).name}")
         return out
@@ -169,6 +171,15 @@ class Gemm:
         if self._asked is not None:
             return self._plan(self._asked).config
         return self._config_for(self.problem, self._gpu())
+
+    def prepare(self) -> "Gemm":
+        """Imports the kernel compiler now if ``config``'s kernel is not in the cache. Returns self.
+
+        ``compile`` calls it, so that a first call takes the time of compiling and no more.
+        """
+        if self.config not in self._kernels and not default_cache().holds(self._key(self.config)):
+            importlib.import_module("cutegemm.hopper.build")
+        return self
 
     def build(self) -> "Gemm":
         """Compiles now what the first call would compile. Needs no GPU. Returns self. Raises BuildError."""
@@ -250,17 +261,17 @@ class Gemm:
         return artifact
 
     def _build(self, config: GemmConfig) -> Artifact:
-        worked_out = self._plan(config)
-        kind = self.problem.kind()
-        spec = f"{worked_out!r}\n{kind!r}\n{scheduler_identity(self.scheduler)}"
-
         def compile_now() -> dict[str, bytes]:
             from cutegemm.hopper.build import build  # brings in the compiler; a cached kernel does without
 
-            return build(worked_out, kind, self.scheduler, self.target)
+            return build(self._plan(config), self.problem.kind(), self.scheduler, self.target)
 
-        entry = default_cache().get_or_build(kernel_key(spec, self.target), compile_now)
-        return Artifact.from_entry(entry)
+        return Artifact.from_entry(default_cache().get_or_build(self._key(config), compile_now))
+
+    def _key(self, config: GemmConfig) -> KernelKey:
+        """Cache key of one configuration's kernel: everything that shapes it, in words."""
+        plan_, kind = self._plan(config), self.problem.kind()
+        return kernel_key(f"{plan_!r}\n{kind!r}\n{scheduler_identity(self.scheduler)}", self.target)
 
 
 @dataclass(frozen=True)

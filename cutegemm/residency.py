@@ -1,12 +1,38 @@
-"""How many clusters of a kernel a GPU holds at once: what a persistent launch is sized by."""
+"""What a first launch asks of the driver: how many clusters fit on the GPU, and leave to load a kernel."""
 
 import functools
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from cutegemm.artifact import Artifact
 from cutegemm.errors import DeviceError
 
 _lock = threading.Lock()
+
+
+@contextmanager
+def loading_allowed() -> Iterator[None]:
+    """Lets this thread load a kernel while a CUDA graph is being captured.
+
+    Loading is among the calls a capture forbids by default, because it may synchronise; it does not
+    touch the captured stream, so the thread's capture mode is relaxed for its duration.
+    """
+    import torch
+
+    if not torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    from cuda.bindings import driver
+
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    error, before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"the driver refused to relax the stream capture mode: {error.name}")
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(before)
 
 
 def resident_clusters(artifact: Artifact, cluster_size: int, device: int) -> int:
