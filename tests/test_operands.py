@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import cutegemm
 from cutegemm import Gemm
 from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, ProblemError
-from cutegemm.operands import byte_span, check_out, check_overlap, contiguous_mode
+from cutegemm.operands import byte_span, check_out, check_overlap, contiguous_mode, operand_rules
 from cutegemm.problem import GemmProblem
 
 F16, BF16 = torch.float16, torch.bfloat16
@@ -420,6 +420,26 @@ def test_a_repeated_call_is_checked_for_shared_memory(monkeypatch: pytest.Monkey
     assert "out shares memory with b" in refusal(ProblemError, lambda: gemm(a, b.t(), out=memory[120:184]))
     gemm(a, a.t(), out=out)
     assert len(prepared) == 1
+
+
+@given(
+    st.integers(0, 40), st.integers(0, 40), st.sampled_from("nm"), st.none() | st.integers(0, 3),
+    st.sampled_from([F16, torch.float32]),
+)  # fmt: skip
+def test_a_result_of_the_gemm_s_own_can_be_stored(
+    m: int, n: int, out_major: str, batches: int | None, out_dtype: torch.dtype
+) -> None:
+    lead = () if batches is None else (batches,)
+    gemm = cutegemm.compile(
+        (None,) * (3 + len(lead)), BF16, out_dtype=out_dtype, out_major=out_major, target="sm_90a"
+    )
+    a, b = torch.empty(*lead, m, 8), torch.empty(*lead, 8, n)
+    out = gemm._allocate(a, b)
+    assert (out.shape, out.dtype) == ((*lead, m, n), out_dtype)
+    if out.numel():
+        operand_rules(gemm.problem)[2].check_layout(out)
+        run = n if out_major == "n" else m
+        assert (out if out_major == "n" else out.mT).is_contiguous() or run * out_dtype.itemsize % 16
 
 
 # --- gradients ---------------------------------------------------------------------------------------------
