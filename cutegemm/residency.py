@@ -67,7 +67,7 @@ def _query(
         return values[0] if values else None
 
     with torch.cuda.device(device):
-        torch.cuda.current_stream()  # makes sure the context exists
+        torch.cuda.mem_get_info()  # makes the GPU's context exist and be this thread's
         library = call("cuLibraryLoadData", cubin, [], [], 0, [], [], 0)
         try:
             function = call("cuKernelGetFunction", call("cuLibraryGetKernel", library, kernel_name.encode()))
