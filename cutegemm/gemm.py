@@ -59,7 +59,7 @@ class Gemm:
         self._lock = threading.RLock()
         self._kernels: dict[GemmConfig, Artifact] = {}
         self._static = problem.is_static
-        self._launches: dict[Any, _Launch] = {}
+        self._launches: dict[Any, Launch] = {}
         if config is not None:
             self._plan(config)  # an illegal configuration is refused here, not at the first call
 
@@ -123,34 +123,30 @@ class Gemm:
         if 0 in (l, m, n, k):
             return out.zero_()  # nothing to launch: empty, or a sum of no products
         with loading_allowed():
-            launch = self._launches.get(self._launch_key(a, b)) or self._prepare_launch((l, m, n, k), a, b)
+            launch = self._launches.get(self._launch_key(a, b)) or self._prepare_launch(
+                (l, m, n, k), a.get_device()
+            )
             # Every check passed, the exact ones for overlap too: the host code's quick ones are overruled.
             launch.function(a, b, out, launch.disjoint_record_address, _outcome.address)
         if _outcome.word.value != Outcome.LAUNCHED:
             raise error or DeviceError(f"the launch was refused: {Outcome(_outcome.word.value).name}")
+        if len(self._launches) >= MAX_KNOWN_LAUNCHES:
+            self._launches.clear()
+        self._launches[self._launch_key(a, b)] = launch
         return out
 
-    def _prepare_launch(
-        self, sizes: tuple[int, int, int, int], a: torch.Tensor, b: torch.Tensor
-    ) -> "_Launch":
-        l, m, n, k = sizes  # noqa: E741
-        device = a.get_device()
+    def _prepare_launch(self, sizes: tuple[int, int, int, int], device: int) -> "Launch":
+        """The kernel for sizes (l, m, n, k) on a GPU: chosen, built, loaded."""
         gpu = current_gpu(device)
         if gpu.target != self.target:
             raise TargetError(
                 f"this gemm was compiled for {self.target}, GPU {device} ({gpu.name}) runs {gpu.target}; "
                 f'compile with target="{gpu.target}"'
             )
-        config = self._config_for(self.problem.with_sizes(l, m, n, k), gpu)
+        config = self._config_for(self.problem.with_sizes(*sizes), gpu)
         artifact = self._artifact(config)
         resident = resident_clusters(artifact, config.cluster_size, device)
-        launch = _Launch(
-            artifact.load(), CallRecord(l, m, n, k, resident, 0), CallRecord(l, m, n, k, resident, 1)
-        )
-        if len(self._launches) >= MAX_KNOWN_LAUNCHES:
-            self._launches.clear()
-        self._launches[self._launch_key(a, b)] = launch
-        return launch
+        return Launch(artifact.load(), CallRecord(*sizes, resident, 0), CallRecord(*sizes, resident, 1))
 
     def _allocate(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """A result tensor: dense where TMA can store it so, else with its lines padded to 16 bytes."""
@@ -275,7 +271,7 @@ class Gemm:
 
 
 @dataclass(frozen=True)
-class _Launch:
+class Launch:
     """A loaded kernel and what its host code is told; the records must outlive their addresses' use."""
 
     function: Callable[..., None]

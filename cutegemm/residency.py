@@ -20,7 +20,7 @@ def loading_allowed() -> Iterator[None]:
     """
     import torch
 
-    if not torch.cuda.is_current_stream_capturing():
+    if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
         yield
         return
     from cuda.bindings import driver

@@ -4,6 +4,7 @@ Memory, strides and addresses are those of a CPU tensor; only the device is clai
 replaced by torch's product.
 """
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 
 import cutegemm
 from cutegemm import Gemm, GemmConfig
-from cutegemm.gemm import Launcher
+from cutegemm.callrecord import CallRecord, Outcome
+from cutegemm.gemm import Launch
+from cutegemm.operands import byte_span
 
 
 class OnGpu(torch.Tensor):
@@ -50,26 +53,40 @@ def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 SMALL = GemmConfig(64, 8, consumers=1)
 
 
+def torch_in_place_of_the_host_code(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, record_address: int, outcome_address: int
+) -> None:
+    """Refuses what the compiled host code refuses; otherwise torch's product."""
+    record = CallRecord.from_address(record_address)
+    outcome = ctypes.c_int32.from_address(outcome_address)
+    batches = a.shape[0] if a.dim() == 3 else record.l
+    first, end = out.data_ptr(), out.data_ptr() + byte_span(out)
+    meets = any(first < x.data_ptr() + byte_span(x) and x.data_ptr() < end for x in (a, b))
+    if (batches, a.shape[-2], b.shape[-1], a.shape[-1]) != (record.l, record.m, record.n, record.k):
+        outcome.value = Outcome.OTHER_SIZES
+    elif meets and not record.disjoint:
+        outcome.value = Outcome.MAY_OVERLAP
+    else:
+        outcome.value = Outcome.LAUNCHED
+        with torch.no_grad():
+            out.copy_(a.float() @ b.float())
+
+
 def gemm_on_torch(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int | None, ...] = (None, None, None), **options: Any
 ) -> tuple[Gemm, list[tuple[int, ...]]]:
     """A Gemm whose launches are torch's product, and the list of launches prepared: (l, m, n, k, device)."""
     prepared: list[tuple[int, ...]] = []
 
-    def launcher(self: Gemm, *call: int) -> Launcher:
-        prepared.append(call)
-
-        def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-            with torch.no_grad():
-                out.copy_(a.float() @ b.float())
-
-        return launch
+    def prepare(self: Gemm, sizes: tuple[int, ...], device: int) -> Launch:
+        prepared.append((*sizes, device))
+        return Launch(torch_in_place_of_the_host_code, *(CallRecord(*sizes, 1, known) for known in (0, 1)))
 
     def allocate(self: Gemm, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         shape = (*a.shape[:-1], b.shape[-1])
         return on_gpu(torch.empty(shape, dtype=self.problem.out_torch), type(a))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Gemm, "_launcher", launcher)
+    monkeypatch.setattr(Gemm, "_prepare_launch", prepare)
     monkeypatch.setattr(Gemm, "_allocate", allocate)
     dtype = options.pop("dtype", torch.bfloat16)
     return cutegemm.compile(shape, dtype, target="sm_90a", config=SMALL, **options), prepared

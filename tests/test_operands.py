@@ -8,9 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
 
+import gpu_stand_ins
 import pytest
 import torch
-from gpu_stand_ins import OnGpu, OnSecondGpu, gemm_on_torch, on_gpu, zeros
+from gpu_stand_ins import (
+    OnGpu,
+    OnSecondGpu,
+    gemm_on_torch,
+    on_gpu,
+    torch_in_place_of_the_host_code,
+    zeros,
+)
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -483,11 +491,11 @@ def test_a_kind_of_call_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutegemm.gemm, "MAX_KNOWN_CALLS", 5)
+    monkeypatch.setattr(cutegemm.gemm, "MAX_KNOWN_LAUNCHES", 5)
     gemm, prepared = gemm_on_torch(monkeypatch)
     for m in range(1, 13):
         gemm(zeros(m, 64), B)
-        assert len(gemm._calls) <= 5
+        assert len(gemm._launches) <= 5
     assert len(prepared) == 12
 
 
@@ -495,14 +503,12 @@ def test_an_error_of_the_launch_itself_reaches_the_caller(monkeypatch: pytest.Mo
     gemm, _ = gemm_on_torch(monkeypatch)
     failing = [False]
 
-    def launcher(self: Gemm, *call: int) -> Callable[..., None]:
-        def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-            if failing[0]:
-                raise RuntimeError("illegal memory access")
+    def host_code(a: Any, b: Any, out: Any, record: int, outcome: int) -> None:
+        if failing[0]:
+            raise RuntimeError("illegal memory access")
+        torch_in_place_of_the_host_code(a, b, out, record, outcome)
 
-        return launch
-
-    monkeypatch.setattr(Gemm, "_launcher", launcher)
+    monkeypatch.setattr(gpu_stand_ins, "torch_in_place_of_the_host_code", host_code)
     gemm(A, B)
     failing[0] = True
     with pytest.raises(RuntimeError, match="illegal memory access"):
@@ -522,7 +528,7 @@ def test_threads_that_make_the_same_first_call(monkeypatch: pytest.MonkeyPatch) 
         right = True
         for _ in range(rounds):
             barrier.wait()
-            gemm._calls.clear()
+            gemm._launches.clear()
             barrier.wait()
             right &= torch.equal(gemm(a, b), wanted)
         return right
