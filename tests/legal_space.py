@@ -164,6 +164,7 @@ def violations(kernel: Kernel) -> list[str]:
         *_resource_violations(gemm.resources, kernel.plan),
         *_ptx_violations(gemm.ptx, kernel),
         *_sass_violations(gemm.sass, instruction_histogram(gemm.sass), kernel.plan),
+        *_serialisations(gemm.ptx, gemm.sass),
         *([f"symbol {gemm.artifact.kernel_name}"] if "cutlass" in gemm.artifact.kernel_name.lower() else []),
     ]
 
@@ -228,6 +229,17 @@ def _sass_violations(sass: str, histogram: dict[str, int], worked_out: HopperPla
         yield f"SASS has {sorted(found)}, planned {wanted}"
     if not histogram["TMA load"] or not histogram["TMA store"]:
         yield "no TMA load or no TMA store"
+
+
+def _serialisations(ptx: str, sass: str) -> Iterator[str]:
+    """An assembler short of registers runs WGMMAs one by one: more waits than the kernel asks for."""
+    for asked, found in (
+        (r"wgmma\.wait_group", r"WARPGROUP\.DEPBAR"),
+        (r"wgmma\.fence", r"WARPGROUP\.ARRIVE"),
+    ):
+        counts = len(re.findall(asked, ptx)), len(re.findall(found, sass))
+        if counts[0] != counts[1]:
+            yield f"WGMMAs serialised: {counts[0]} of {asked} became {counts[1]} of {found}"
 
 
 # --- worker processes --------------------------------------------------------------------------------------

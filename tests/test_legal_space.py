@@ -147,6 +147,9 @@ def test_code_of_another_kernel_is_found_out(space: list[Kernel]) -> None:
         "2 local memory instructions",
         "SASS has ['HGMMA.64x8x16.F32'], planned HGMMA.64x16x16.F32",
     ]
+    assert not list(legal_space._serialisations(gemm.ptx, gemm.sass))
+    one_by_one = gemm.sass.replace("HGMMA", "WARPGROUP.DEPBAR.LE gsb0, 0x0\n HGMMA")
+    assert "WGMMAs serialised: 2 of" in next(legal_space._serialisations(gemm.ptx, one_by_one))
     planned = SMALL.plan
     few = Resources(128, 16, planned.smem_bytes, planned.stages, planned.threads)
     found = list(legal_space._resource_violations(few, planned))
