@@ -1,5 +1,6 @@
 """Launching on a GPU: streams, graphs, threads, devices, contexts, gradients, aliasing, cost of a call."""
 
+import os
 import statistics
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from cutegemm.errors import DeviceError, OperandTypeError, ProblemError, TargetE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300, method="thread")]
 
+HERE = Path(__file__).resolve().parent
 BF16 = torch.bfloat16
 CONFIG = GemmConfig(64, 72, consumers=1)
 HOST_BUDGET_US = 8.0
@@ -114,6 +116,7 @@ def test_a_call_does_not_synchronise() -> None:
     gemm = open_gemm()
     a, b, out = tensors()
     gemm(a, b, out=out)
+    gemm(a, b)  # the allocator keeps its result's memory for the next one
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG_CYCLES)
     busy = torch.cuda.Event()
@@ -159,7 +162,7 @@ def run_script(body: str) -> str:
         capture_output=True,
         text=True,
         timeout=120,
-        cwd=Path(__file__).resolve().parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parent)))},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
