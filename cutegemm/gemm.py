@@ -1,7 +1,6 @@
 """Gemm: what ``compile`` returns. Chooses and builds kernels on first use, checks and launches calls."""
 
 import ctypes
-import importlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,19 +13,25 @@ from cutegemm.artifact import Artifact, Resources
 from cutegemm.cache import default_cache
 from cutegemm.callrecord import CallRecord, Outcome, OutcomeWord
 from cutegemm.config import GemmConfig
-from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, TargetError
+from cutegemm.errors import (
+    CutegemmError,
+    DeviceError,
+    MissingDependencyError,
+    OperandTypeError,
+    TargetError,
+)
 from cutegemm.fingerprint import KernelKey, kernel_key
 from cutegemm.hardware import Gpu, current_gpu, gpu_by_name
-from cutegemm.hopper.plan import HopperPlan, plan
+from cutegemm.hopper.plan import HopperPlan, StorePath, plan
 from cutegemm.operands import (
-    TMA_ALIGNMENT,
     check_grad,
     check_out,
     check_overlap,
     operand_rules,
     read_sizes,
+    store_path,
 )
-from cutegemm.problem import GemmProblem, dtype_bytes
+from cutegemm.problem import GemmProblem
 from cutegemm.residency import loading_allowed, resident_clusters
 from cutegemm.scheduler import TileScheduler
 from cutegemm.scheduler.identity import scheduler_identity
@@ -57,11 +62,13 @@ class Gemm:
         self.target = target
         self._asked = config
         self._lock = threading.RLock()
-        self._kernels: dict[GemmConfig, Artifact] = {}
+        self._kernels: dict[tuple[GemmConfig, StorePath], Artifact] = {}
         self._static = problem.is_static
+        self._store = store_path(problem, (problem.l, problem.m, problem.n, problem.k), None)
         self._launches: dict[Any, Launch] = {}
+        self._prepared: dict[tuple[Any, StorePath], Launch] = {}
         if config is not None:
-            self._plan(config)  # an illegal configuration is refused here, not at the first call
+            self._plan(config, self._store)  # an illegal configuration is refused here, not at the first call
 
     # --- calling ---------------------------------------------------------------------------------------
 
@@ -77,11 +84,12 @@ class Gemm:
 
         a       (M, K) or (L, M, K), contiguous along the problem's a_major
         b       (K, N) or (L, K, N), contiguous along b_major
-        out     (M, N) or (L, M, N), contiguous along out_major; allocated if None, dense if its lines are
-                a multiple of 16 bytes and padded to one otherwise
+        out     (M, N) or (L, M, N), contiguous along out_major; allocated densely if None
         stream  a torch.cuda.Stream; the current stream of the tensors' device if None
 
-        Strides are free but for TMA's rule: every address and non-unit stride a multiple of 16 bytes.
+        Strides of a and b are free but for TMA's rule: their addresses and non-unit strides are multiples
+        of 16 bytes. out has no such rule; where its lines are no multiple of 16 bytes, or start off one,
+        a kernel with a slower store takes the call.
         Returns out. Raises OperandTypeError, ProblemError, DeviceError, TargetError.
         """
         if stream is not None:
@@ -116,26 +124,39 @@ class Gemm:
         check_out(self.problem, out, a, b)
         check_grad(a, b, out)
         if 0 not in (l, m, n, k):
-            for rule, tensor in zip(operand_rules(self.problem), (a, b, out), strict=True):
-                rule.check_layout(tensor)
+            a_rule, b_rule, out_rule = operand_rules(self.problem)
+            for rule, tensor in ((a_rule, a), (b_rule, b), (out_rule, out)):
+                rule.check_major(tensor)
+            a_rule.check_alignment(a)
+            b_rule.check_alignment(b)
         check_overlap(out, "a", a)
         check_overlap(out, "b", b)
         if 0 in (l, m, n, k):
             return out.zero_()  # nothing to launch: empty, or a sum of no products
         with loading_allowed():
-            launch = self._launches.get(self._launch_key(a, b)) or self._prepare_launch(
-                (l, m, n, k), a.get_device()
-            )
+            launch = self._launch_for((l, m, n, k), a, b, out)
             # Every check passed, the exact ones for overlap too: the host code's quick ones are overruled.
             launch.function(a, b, out, launch.disjoint_record_address, _outcome.address)
         if _outcome.word.value != Outcome.LAUNCHED:
             raise error or DeviceError(f"the launch was refused: {Outcome(_outcome.word.value).name}")
-        if len(self._launches) >= MAX_KNOWN_LAUNCHES:
-            self._launches.clear()
+        # The next call is tried with this launch first; one for another alignment comes back here.
         self._launches[self._launch_key(a, b)] = launch
         return out
 
-    def _prepare_launch(self, sizes: tuple[int, int, int, int], device: int) -> "Launch":
+    def _launch_for(
+        self, sizes: tuple[int, int, int, int], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+    ) -> "Launch":
+        store = store_path(self.problem, sizes, out)
+        key = (self._launch_key(a, b), store)
+        launch = self._prepared.get(key)
+        if launch is None:
+            if len(self._prepared) >= MAX_KNOWN_LAUNCHES:
+                self._prepared.clear()
+                self._launches.clear()
+            launch = self._prepared[key] = self._prepare_launch(sizes, a.get_device(), store)
+        return launch
+
+    def _prepare_launch(self, sizes: tuple[int, int, int, int], device: int, store: StorePath) -> "Launch":
         """The kernel for sizes (l, m, n, k) on a GPU: chosen, built, loaded."""
         gpu = current_gpu(device)
         if gpu.target != self.target:
@@ -144,19 +165,16 @@ class Gemm:
                 f'compile with target="{gpu.target}"'
             )
         config = self._config_for(self.problem.with_sizes(*sizes), gpu)
-        artifact = self._artifact(config)
+        artifact = self._artifact(config, store)
         resident = resident_clusters(artifact, config.cluster_size, device)
         return Launch(artifact.load(), CallRecord(*sizes, resident, 0), CallRecord(*sizes, resident, 1))
 
     def _allocate(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """A result tensor: dense where TMA can store it so, else with its lines padded to 16 bytes."""
+        """A dense result tensor."""
         problem = self.problem
-        lines, run = (a.shape[-2], b.shape[-1]) if problem.out_major == "n" else (b.shape[-1], a.shape[-2])
-        unit = TMA_ALIGNMENT // dtype_bytes(problem.out_dtype)
-        pitch = -(-run // unit) * unit
-        out = torch.empty((*a.shape[:-2], lines, pitch), dtype=problem.out_torch, device=a.device)
-        if pitch != run:
-            out = out[..., :run]
+        m, n, batch = a.shape[-2], b.shape[-1], a.shape[:-2]
+        shape = (*batch, m, n) if problem.out_major == "n" else (*batch, n, m)
+        out = a.new_empty(shape, dtype=problem.out_torch, requires_grad=False)
         return out if problem.out_major == "n" else out.transpose(-1, -2)
 
     # --- choosing and building -------------------------------------------------------------------------
@@ -165,7 +183,7 @@ class Gemm:
     def config(self) -> GemmConfig:
         """The configuration used, stages filled in; for sizes unknown as yet, the one for about 4096."""
         if self._asked is not None:
-            return self._plan(self._asked).config
+            return self._plan(self._asked, self._store).config
         return self._config_for(self.problem, self._gpu())
 
     def prepare(self) -> "Gemm":
@@ -173,19 +191,19 @@ class Gemm:
 
         ``compile`` calls it, so that a first call takes the time of compiling and no more.
         """
-        if self.config not in self._kernels and not default_cache().holds(self._key(self.config)):
-            importlib.import_module("cutegemm.hopper.build")
+        if not default_cache().holds(self._key(self.config, self._store)):
+            _builder()
         return self
 
     def build(self) -> "Gemm":
         """Compiles now what the first call would compile. Needs no GPU. Returns self. Raises BuildError."""
-        self._artifact(self.config)
+        self._artifact(self.config, self._store)
         return self
 
     @property
     def artifact(self) -> Artifact:
         """The compiled kernel of ``config``; built on first use."""
-        return self._artifact(self.config)
+        return self._artifact(self.config, self._store)
 
     @property
     def ptx(self) -> str:
@@ -242,31 +260,31 @@ class Gemm:
 
     def _config_for(self, problem: GemmProblem, gpu: Gpu) -> GemmConfig:
         if self._asked is not None:
-            return self._plan(self._asked).config
+            return self._asked
         return heuristic.choose(_by_size_class(self.problem, problem), gpu)
 
-    def _plan(self, config: GemmConfig) -> HopperPlan:
-        return plan(config, self.problem.swapped() if config.swap_ab else self.problem)
+    def _plan(self, config: GemmConfig, store: StorePath) -> HopperPlan:
+        return plan(config, self.problem.swapped() if config.swap_ab else self.problem, store)
 
-    def _artifact(self, config: GemmConfig) -> Artifact:
-        artifact = self._kernels.get(config)
+    def _artifact(self, config: GemmConfig, store: StorePath) -> Artifact:
+        key = (config, store)
+        artifact = self._kernels.get(key)
         if artifact is None:
             with self._lock:
-                artifact = self._kernels.get(config) or self._build(config)
-                self._kernels[config] = artifact
+                artifact = self._kernels.get(key) or self._build(config, store)
+                self._kernels[key] = artifact
         return artifact
 
-    def _build(self, config: GemmConfig) -> Artifact:
+    def _build(self, config: GemmConfig, store: StorePath) -> Artifact:
         def compile_now() -> dict[str, bytes]:
-            from cutegemm.hopper.build import build  # brings in the compiler; a cached kernel does without
+            build = _builder()  # brings in the compiler; a cached kernel does without
+            return build(self._plan(config, store), self.problem.kind(), self.scheduler, self.target)
 
-            return build(self._plan(config), self.problem.kind(), self.scheduler, self.target)
+        return Artifact.from_entry(default_cache().get_or_build(self._key(config, store), compile_now))
 
-        return Artifact.from_entry(default_cache().get_or_build(self._key(config), compile_now))
-
-    def _key(self, config: GemmConfig) -> KernelKey:
+    def _key(self, config: GemmConfig, store: StorePath) -> KernelKey:
         """Cache key of one configuration's kernel: everything that shapes it, in words."""
-        plan_, kind = self._plan(config), self.problem.kind()
+        plan_, kind = self._plan(config, store), self.problem.kind()
         return kernel_key(f"{plan_!r}\n{kind!r}\n{scheduler_identity(self.scheduler)}", self.target)
 
 
@@ -283,6 +301,20 @@ class Launch:
     def __post_init__(self) -> None:
         object.__setattr__(self, "record_address", ctypes.addressof(self.record))
         object.__setattr__(self, "disjoint_record_address", ctypes.addressof(self.disjoint_record))
+
+
+def _builder() -> Callable[..., dict[str, bytes]]:
+    """What compiles a plan. Raises MissingDependencyError if the compiler's modules are not importable."""
+    try:
+        from cutegemm.hopper.build import build
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "cutlass":
+            raise
+        raise MissingDependencyError(
+            f"the module {error.name} of nvidia-cutlass-dsl cannot be imported although the package's metadata "
+            'is there; reinstall it with: pip install --force-reinstall "nvidia-cutlass-dsl==4.8.*"'
+        ) from error
+    return build
 
 
 def _by_size_class(asked: GemmProblem, actual: GemmProblem) -> GemmProblem:

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from cutegemm.errors import DeviceError, OperandTypeError, ProblemError
-from cutegemm.problem import MAX_SIZE, GemmProblem
-
-TMA_ALIGNMENT = 16  # bytes
+from cutegemm.hopper.plan import TMA_ALIGNMENT, StorePath
+from cutegemm.problem import MAX_SIZE, GemmProblem, dtype_bytes
 
 
 @dataclass(frozen=True)
@@ -42,42 +41,56 @@ class OperandRule:
         if tensor.device.type != "cuda":
             raise DeviceError(f"{self.name} lies on {tensor.device}; move it to the GPU with .cuda()")
 
-    def check_layout(self, tensor: torch.Tensor) -> None:
-        """Contiguous mode and alignment. Raises ProblemError."""
+    def check_major(self, tensor: torch.Tensor) -> None:
+        """The contiguous mode. Raises ProblemError."""
         rows, columns = self.modes
         first, second = tensor.stride()[-2:]
-        row_size, column_size = tensor.shape[-2:]
-        contiguous_first = self.major == rows.lower()
-        unit, size = (first, row_size) if contiguous_first else (second, column_size)
-        other, other_size = (second, column_size) if contiguous_first else (first, row_size)
-        if unit != 1 and size > 1:
-            found = rows if first == 1 else columns if second == 1 else None
-            remedy = (
-                f'pass {self.major_argument}="{found.lower()}" to compile'
-                if found
-                else "neither mode is contiguous: make it so with .contiguous()"
-            )
-            raise ProblemError(
-                f"{self.name} has strides {tensor.stride()}, this gemm was compiled for {self.major}-major "
-                f"({self.major.upper()} contiguous); {remedy}"
-            )
-        if other_size > 1:
-            self._check_pitch("row" if not contiguous_first else "column", other, tensor)
-        if tensor.dim() == 3 and tensor.shape[0] > 1:
-            self._check_pitch("batch", tensor.stride(0), tensor)
-        if tensor.data_ptr() % TMA_ALIGNMENT:
-            raise ProblemError(
-                f"{self.name} starts at an address {tensor.data_ptr() % TMA_ALIGNMENT} bytes past a multiple "
-                f"of {TMA_ALIGNMENT}; TMA needs an aligned start: copy the slice with .clone()"
-            )
+        unit, size = (first, tensor.shape[-2]) if self._rows_contiguous else (second, tensor.shape[-1])
+        if unit == 1 or size <= 1:
+            return
+        found = rows if first == 1 else columns if second == 1 else None
+        remedy = (
+            f'pass {self.major_argument}="{found.lower()}" to compile'
+            if found
+            else "neither mode is contiguous: make it so with .contiguous()"
+        )
+        raise ProblemError(
+            f"{self.name} has strides {tensor.stride()}, this gemm was compiled for {self.major}-major "
+            f"({self.major.upper()} contiguous); {remedy}"
+        )
 
-    def _check_pitch(self, what: str, stride: int, tensor: torch.Tensor) -> None:
-        pitch = stride * tensor.element_size()
-        if pitch % TMA_ALIGNMENT:
-            raise ProblemError(
-                f"{self.name} has a {what} stride of {stride} elements = {pitch} bytes; TMA needs a multiple "
-                f"of {TMA_ALIGNMENT} bytes: pad the allocation, or copy into an aligned one"
+    def check_alignment(self, tensor: torch.Tensor) -> None:
+        """TMA's rule for addresses and pitches. Raises ProblemError."""
+        complaint = self.misalignment(tensor)
+        if complaint is not None:
+            raise ProblemError(complaint)
+
+    def misalignment(self, tensor: torch.Tensor) -> str | None:
+        """What breaks TMA's rule for this tensor, in a sentence; None if nothing does."""
+        pitched = -1 if self._rows_contiguous else -2
+        pitches = [
+            ("column" if self._rows_contiguous else "row", tensor.stride(pitched), tensor.shape[pitched])
+        ]
+        if tensor.dim() == 3:
+            pitches.append(("batch", tensor.stride(0), tensor.shape[0]))
+        for what, stride, size in pitches:
+            pitch = stride * tensor.element_size()
+            if size > 1 and pitch % TMA_ALIGNMENT:
+                return (
+                    f"{self.name} has a {what} stride of {stride} elements = {pitch} bytes; TMA needs a "
+                    f"multiple of {TMA_ALIGNMENT} bytes: pad the allocation, or copy into an aligned one"
+                )
+        past = tensor.data_ptr() % TMA_ALIGNMENT
+        if past:
+            return (
+                f"{self.name} starts at an address {past} bytes past a multiple of {TMA_ALIGNMENT}; "
+                "TMA needs an aligned start: copy the slice with .clone()"
             )
+        return None
+
+    @property
+    def _rows_contiguous(self) -> bool:
+        return self.major == self.modes[0].lower()
 
 
 def operand_rules(problem: GemmProblem) -> tuple[OperandRule, OperandRule, OperandRule]:
@@ -96,6 +109,25 @@ def strided_tensor(tensor: object, name: str) -> torch.Tensor:
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise OperandTypeError(f"{name} is not a plain strided tensor ({tensor.layout}); densify it first")
     return tensor
+
+
+def store_path(
+    problem: GemmProblem,
+    sizes: tuple[int | None, int | None, int | None, int | None],
+    out: torch.Tensor | None,
+) -> StorePath:
+    """How a result of sizes (l, m, n, k) is written: "tma" wherever TMA can, else "direct".
+
+    TMA writes whole units of 16 bytes, so that lines must end on one as well as start on one. Sizes not
+    known yet, and a tensor not there yet, count as aligned.
+    """
+    _, m, n, _ = sizes
+    run = n if problem.out_major == "n" else m
+    if run is not None and run * dtype_bytes(problem.out_dtype) % TMA_ALIGNMENT:
+        return "direct"
+    if out is not None and operand_rules(problem)[2].misalignment(out) is not None:
+        return "direct"
+    return "tma"
 
 
 def contiguous_mode(tensor: torch.Tensor, name: str, modes: tuple[str, str]) -> str:

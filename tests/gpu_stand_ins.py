@@ -14,7 +14,7 @@ import cutegemm
 from cutegemm import Gemm, GemmConfig
 from cutegemm.callrecord import CallRecord, Outcome
 from cutegemm.gemm import Launch
-from cutegemm.operands import byte_span
+from cutegemm.operands import byte_span, operand_rules, store_path
 
 
 class OnGpu(torch.Tensor):
@@ -74,13 +74,22 @@ def torch_in_place_of_the_host_code(
 
 def gemm_on_torch(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int | None, ...] = (None, None, None), **options: Any
-) -> tuple[Gemm, list[tuple[int, ...]]]:
-    """A Gemm whose launches are torch's product, and the list of launches prepared: (l, m, n, k, device)."""
-    prepared: list[tuple[int, ...]] = []
+) -> tuple[Gemm, list[tuple[Any, ...]]]:
+    """A Gemm whose launches are torch's product, and the launches prepared: (l, m, n, k, device, store)."""
+    prepared: list[tuple[Any, ...]] = []
 
-    def prepare(self: Gemm, sizes: tuple[int, ...], device: int) -> Launch:
-        prepared.append((*sizes, device))
-        return Launch(torch_in_place_of_the_host_code, *(CallRecord(*sizes, 1, known) for known in (0, 1)))
+    def prepare(self: Gemm, sizes: tuple[int, ...], device: int, store: str) -> Launch:
+        prepared.append((*sizes, device, store))
+
+        def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, record: int, outcome: int) -> None:
+            if store == "tma" and operand_rules(self.problem)[2].misalignment(out):
+                raise ValueError("Misaligned Tensor data on argument #2")
+            if store == "direct" and store_path(self.problem, sizes, out) == "tma":
+                ctypes.c_int32.from_address(outcome).value = Outcome.TMA_COULD_STORE
+                return
+            torch_in_place_of_the_host_code(a, b, out, record, outcome)
+
+        return Launch(launch, *(CallRecord(*sizes, 1, known) for known in (0, 1)))
 
     def allocate(self: Gemm, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         shape = (*a.shape[:-1], b.shape[-1])

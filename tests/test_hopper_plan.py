@@ -1,6 +1,7 @@
 """The plan of sm_90a kernels: what is legal, how a tile is split, and the sentence for everything else."""
 
 import re
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -279,3 +280,34 @@ def test_exchanged_operands_are_checked_as_the_kernel_sees_them() -> None:
         cutegemm.compile((8, 8, 8), "bfloat16", a_major="m", config=config, target="sm_90a")
     gemm = cutegemm.compile((8, 8, 8), "bfloat16", b_major="n", config=config, target="sm_90a")
     assert gemm.config.swap_ab
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5))
+def test_a_store_buffer_is_free_when_it_is_filled_again(steps: int, buffers: int, tiles: int) -> None:
+    """Plays the stores of several tiles: whoever used a buffer last must be among those waited for."""
+    worked_out = plan(GemmConfig(64, 64, consumers=1), GemmProblem(None, None, None))
+    # One 64-column piece an MMA: as many steps as MMAs along M.
+    chunks = tuple((64 * i, 64) for i in range(steps))
+    played = replace(worked_out, chunks=chunks, store_stages=buffers)
+    assert played.store_steps == steps
+    last_user: dict[int, int] = {}
+    issued = 0
+    for _ in range(tiles):
+        for step in range(steps):
+            buffer = step % buffers
+            pending = played.pending_stores(step)
+            assert pending >= 0
+            if buffer in last_user:
+                assert last_user[buffer] < issued - pending, "its last store may still be reading"
+                # and no wait for a store that came later than the buffer's last one, unless forced
+                assert last_user[buffer] == issued - pending - 1
+            last_user[buffer] = issued
+            issued += 1
+
+
+def test_direct_stores_need_no_buffers() -> None:
+    problem = GemmProblem(None, None, None)
+    through_tma = plan(GemmConfig(128, 256), problem)
+    direct = plan(GemmConfig(128, 256), problem, "direct")
+    assert direct.smem_bytes == 1024 + direct.stages * direct.stage_bytes
+    assert direct.stages >= through_tma.stages

@@ -220,7 +220,7 @@ def test_compile_takes_a_tile_scheduler(wrong: Any) -> None:
 def test_identities_differ_where_kernels_do() -> None:
     schedulers = [
         TileScheduler(order, assignment)
-        for order in (RowMajor(), ColumnMajor(), GroupedM(4), GroupedM(8), GroupedN(4), Diagonal(), Diagonal(2))
+        for order in (RowMajor(), ColumnMajor(), GroupedM(4), GroupedM(8), GroupedN(4), Diagonal(2))
         for assignment in (Static(), Persistent(), Persistent(100))
     ]  # fmt: skip
     assert len({scheduler_identity(one) for one in schedulers}) == len(schedulers)

@@ -9,11 +9,9 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from cutegemm.artifact import compile_to_files
 from cutegemm.hopper.kernel import HopperGemm
 from cutegemm.hopper.layouts import CUTE_DTYPES
-from cutegemm.hopper.plan import HopperPlan
+from cutegemm.hopper.plan import TMA_ALIGNMENT, HopperPlan
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import TileScheduler
-
-TMA_ALIGNMENT = 16  # bytes: base address and every non-unit stride of a TMA operand
 
 # Neutral symbols: the assembler has been seen to choose differently by name.
 HopperGemm.kernel.set_name_prefix("gemm_sm90a", remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -29,18 +27,19 @@ def build(plan: HopperPlan, problem: GemmProblem, scheduler: TileScheduler, targ
     seen = problem.swapped() if plan.config.swap_ab else problem
     facts = {"smem_bytes": plan.smem_bytes, "stages": plan.stages, "threads": plan.threads}
     return compile_to_files(
-        HopperGemm(plan, seen, scheduler), _fake_operands(problem), target=target, facts=facts
+        HopperGemm(plan, seen, scheduler), _fake_operands(problem, plan), target=target, facts=facts
     )
 
 
-def _fake_operands(problem: GemmProblem) -> tuple[Any, ...]:
+def _fake_operands(problem: GemmProblem, plan: HopperPlan) -> tuple[Any, ...]:
     """Symbolic A, B, D, the addresses of the call record and the outcome, the caller's current stream."""
     m, n, k = (cute.sym_int() for _ in range(3))
     batch = (cute.sym_int(),) if problem.batched else ()
 
-    def operand(dtype_name: str, rows: Any, columns: Any, rows_contiguous: bool) -> Any:
+    def operand(dtype_name: str, rows: Any, columns: Any, rows_contiguous: bool, tma: bool = True) -> Any:
         dtype = CUTE_DTYPES[dtype_name]
-        divisibility = TMA_ALIGNMENT * 8 // dtype.width
+        alignment = TMA_ALIGNMENT if tma else dtype.width // 8
+        divisibility = alignment * 8 // dtype.width
 
         def stride() -> Any:
             return cute.sym_int64(divisibility=divisibility)
@@ -50,13 +49,13 @@ def _fake_operands(problem: GemmProblem) -> tuple[Any, ...]:
             dtype,
             (*batch, rows, columns),
             (*(stride() for _ in batch), *strides),
-            assumed_align=TMA_ALIGNMENT,
+            assumed_align=alignment,
         )
 
     return (
         operand(problem.a_dtype, m, k, problem.a_major == "m"),
         operand(problem.b_dtype, k, n, problem.b_major == "k"),
-        operand(problem.out_dtype, m, n, problem.out_major == "m"),
+        operand(problem.out_dtype, m, n, problem.out_major == "m", tma=plan.store == "tma"),
         cutlass.Int64(0),
         cutlass.Int64(0),
         make_fake_stream(use_tvm_ffi_env_stream=True),

@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
 from cutegemm.callrecord import CallRecord, Outcome
+from cutegemm.hopper.plan import TMA_ALIGNMENT, StorePath
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,16 @@ def write_outcome(address: Int64, outcome: Int32) -> None:
     _int32s_at(address, 1)[0] = outcome
 
 
-def refusal(record: Record, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor) -> Int32:
-    """An Outcome: LAUNCHED if nothing speaks against the launch."""
+def refusal(record: Record, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, store: StorePath) -> Int32:
+    """An Outcome: LAUNCHED if nothing speaks against the launch of a kernel with this store."""
     sizes_differ = _differs(a.shape[-2], record.m) | _differs(a.shape[-1], record.k)
     sizes_differ = sizes_differ | _differs(b.shape[-1], record.n)
     if len(a.shape) == 3:
         sizes_differ = sizes_differ | _differs(a.shape[0], record.l)
     overlap = (_meet(d, a) | _meet(d, b) | _lines_overlap(d)) & (record.disjoint == 0)
     outcome = cutlass.select_(overlap, Int32(Outcome.MAY_OVERLAP), Int32(Outcome.LAUNCHED))
+    if store == "direct":
+        outcome = cutlass.select_(_tma_could_store(d), Int32(Outcome.TMA_COULD_STORE), outcome)
     return cutlass.select_(sizes_differ, Int32(Outcome.OTHER_SIZES), outcome)
 
 
@@ -71,10 +74,29 @@ def _meet(one: cute.Tensor, two: cute.Tensor) -> Boolean:
     return (one_first < two_end) & (two_first < one_end)
 
 
+def _tma_could_store(d: cute.Tensor) -> Boolean:
+    """Whether the output's address, pitches and lines are whole units of TMA's 16 bytes."""
+    element = d.element_type.width // 8
+    contiguous, pitched = _contiguous_and_pitched(d)
+
+    def whole(elements: Int64) -> Boolean:
+        return elements * element % TMA_ALIGNMENT == 0
+
+    could = (d.iterator.toint() % TMA_ALIGNMENT == 0) & whole(Int64(d.shape[contiguous]))
+    could = could & ((d.shape[pitched] == 1) | whole(Int64(d.stride[pitched])))
+    if len(d.shape) == 3:
+        could = could & ((d.shape[0] == 1) | whole(Int64(d.stride[0])))
+    return could
+
+
+def _contiguous_and_pitched(d: cute.Tensor) -> tuple[int, int]:
+    """The modes along a line and across lines; only the unit stride is a number when traced."""
+    return (-1, -2) if isinstance(d.stride[-1], int) else (-2, -1)
+
+
 def _lines_overlap(d: cute.Tensor) -> Boolean:
     """Whether the output may hold an element twice: a pitch below its line, or interleaved batches."""
-    contiguous = -1 if isinstance(d.stride[-1], int) else -2  # only the unit stride is known when traced
-    pitched = -3 - contiguous
+    contiguous, pitched = _contiguous_and_pitched(d)
     overlap = (Int64(d.stride[pitched]) < Int64(d.shape[contiguous])) & (d.shape[pitched] > 1)
     if len(d.shape) == 3:
         end = Int64(d.stride[pitched]) * (Int64(d.shape[pitched]) - 1) + Int64(d.shape[contiguous])

@@ -25,7 +25,7 @@ from cutegemm.hopper.plan import (
 )
 from cutegemm.hopper.producer import TileLoader, TmaProducer, make_loader, make_producer
 from cutegemm.hopper.ring import StageRing
-from cutegemm.hopper.store import TmaStore, make_store
+from cutegemm.hopper.store import DirectStore, TmaStore, make_store
 from cutegemm.hopper.teams import NamedBarrier, Steps, make_team
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import TileScheduler
@@ -91,7 +91,7 @@ class HopperGemm:
         outcome   address of the int32 that receives 0 (launched) or what kept it from launching
         """
         record = read_record(call)
-        refused = refusal(record, a, b, d)
+        refused = refusal(record, a, b, d, self.plan.store)
         write_outcome(outcome, refused)
         if refused == 0:
             self._launch(a, b, d, record.resident, stream)
@@ -141,7 +141,7 @@ class HopperGemm:
     def kernel(
         self,
         producer: TmaProducer,
-        store: TmaStore,
+        store: TmaStore | DirectStore,
         tiled_mma: cute.TiledMma,
         a_staged: cute.ComposedLayout,
         b_staged: cute.ComposedLayout,
@@ -157,7 +157,7 @@ class HopperGemm:
             producer.prefetch()
             store.prefetch()
 
-        ring, sA, sB, buffers = self._shared_memory(a_staged, b_staged)
+        ring, sA, sB, buffers = self._shared_memory(a_staged, b_staged, store)
         if warp == PRODUCER_WARP:
             with cute.arch.elect_one():
                 ring.init(plan.consumer_warps_per_tile)
@@ -191,18 +191,16 @@ class HopperGemm:
         return Place(block // config.cluster_size, rank % config.cluster_m, rank // config.cluster_m)
 
     def _shared_memory(
-        self, a_staged: Any, b_staged: Any
-    ) -> tuple[StageRing, cute.Tensor, cute.Tensor, cute.Pointer]:
-        """Allocates the CTA's shared memory: barriers, operand stages, output buffers."""
+        self, a_staged: Any, b_staged: Any, store: TmaStore | DirectStore
+    ) -> tuple[StageRing, cute.Tensor, cute.Tensor, Any]:
+        """Allocates the CTA's shared memory: barriers, operand stages, output buffers if any."""
         plan = self.plan
         smem = cutlass.memory.SmemAllocator()
         barriers = smem.allocate_array(cutlass.Int64, 2 * plan.stages)
         dtype = CUTE_DTYPES[self.problem.a_dtype]
         sA = smem.allocate_tensor(dtype, a_staged.outer, ALIGNMENT, swizzle=a_staged.inner)
         sB = smem.allocate_tensor(dtype, b_staged.outer, ALIGNMENT, swizzle=b_staged.inner)
-        out = CUTE_DTYPES[self.problem.out_dtype]
-        elements = plan.config.consumers * plan.consumer_buffer_bytes * 8 // out.width
-        buffers = smem.allocate_array(out, elements, byte_alignment=ALIGNMENT)
+        buffers = store.allocate(smem)
         readers = plan.config.cluster_m + plan.config.cluster_n - 1
         return StageRing(barriers, barriers + plan.stages, plan.stages, readers), sA, sB, buffers
 
@@ -267,8 +265,8 @@ class HopperGemm:
     def _consume(
         self,
         mainloop: WgmmaMainloop,
-        store: TmaStore,
-        buffers: cute.Pointer,
+        store: TmaStore | DirectStore,
+        buffers: Any,
         grid: TaskGrid,
         place: Place,
         consumer: Int32,
@@ -281,7 +279,7 @@ class HopperGemm:
         accumulators = cute.make_rmem_tensor(
             mainloop.tiled_mma.partition_shape_C((config.tile_m, config.tile_n)), cutlass.Float32
         )
-        own_buffers = self._buffers_of(consumer, buffers)
+        own_buffers = store.buffers_of(consumer, buffers)
         member = team.member(consumer)
         row = member % plan.warpgroups_m * MMA_M
         column = member // plan.warpgroups_m * plan.warpgroup_n
@@ -299,10 +297,3 @@ class HopperGemm:
             store.store(accumulators, own_buffers, thread, NamedBarrier.STORE + consumer, origin)
             task, cursor = team.following(task, cursor, steps)
         store.drain(thread)
-
-    def _buffers_of(self, consumer: Int32, buffers: cute.Pointer) -> cute.Pointer:
-        """A consumer's own output buffers."""
-        out = CUTE_DTYPES[self.problem.out_dtype]
-        own = buffers + consumer * (self.plan.consumer_buffer_bytes * 8 // out.width)
-        # The sum loses the alignment that stmatrix is checked for.
-        return cute.make_ptr(out, own.toint(), cute.AddressSpace.smem, assumed_align=ALIGNMENT)

@@ -5,6 +5,7 @@ the plan that comes out, and the heuristic asks the same function.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from cutegemm.config import GemmConfig, check_one_of
 from cutegemm.errors import ConfigError
@@ -12,6 +13,7 @@ from cutegemm.problem import GemmProblem, dtype_bytes
 
 WARPGROUP_THREADS = 128
 MMA_M = 64  # rows of one WGMMA
+TMA_ALIGNMENT = 16  # bytes: base address and every non-unit stride of a TMA operand
 SMEM_BYTES = 232448  # what one CTA may use on sm_90 (227 KiB)
 ALIGNMENT = 1024  # a 128-byte swizzle atom: 8 rows of 128 bytes
 BARRIER_BYTES = 1024  # pipeline barriers, padded to one alignment unit
@@ -21,6 +23,8 @@ CHUNK_ROW_BYTES = 128  # width of one output chunk: one swizzle span, one TMA st
 REGISTER_RESERVE = 40
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = {1: 240, 2: 232}  # by number of consumer warpgroups; the sum fits 64 Ki registers
+
+StorePath = Literal["tma", "direct"]
 
 TILE_M = (64, 128, 192, 256)
 TILE_K = (64, 128)
@@ -39,6 +43,7 @@ class HopperPlan:
     """
 
     config: GemmConfig
+    store: StorePath
     warpgroups_m: int
     warpgroups_n: int
     teams: int
@@ -53,6 +58,23 @@ class HopperPlan:
     def threads(self) -> int:
         """Threads of a CTA: one producer warpgroup and the consumers."""
         return WARPGROUP_THREADS * (1 + self.config.consumers)
+
+    @property
+    def store_steps(self) -> int:
+        """Output pieces a warpgroup stores for each tile, one after another through its buffers."""
+        return len(self.chunks) * self.warpgroup_m // MMA_M
+
+    def pending_stores(self, step: int) -> int:
+        """How many of a warpgroup's latest stores may still be reading when it fills the buffer of ``step``.
+
+        Steps take the buffers in turn and start over with each tile. The store that used this buffer
+        before must be done: in this tile, or else the last one of the tile before.
+        """
+        buffers, steps = self.store_stages, self.store_steps
+        if step >= buffers:
+            return buffers - 1
+        last_use = step + (steps - 1 - step) // buffers * buffers
+        return steps - 1 - last_use + step
 
     @property
     def consumer_buffer_bytes(self) -> int:
@@ -80,9 +102,11 @@ class HopperPlan:
         return 4 * self.warpgroups_m * self.warpgroups_n
 
 
-def plan(config: GemmConfig, problem: GemmProblem) -> HopperPlan:
+def plan(config: GemmConfig, problem: GemmProblem, store: StorePath = "tma") -> HopperPlan:
     """Checks ``config`` for ``problem`` (as the kernel sees it: already swapped) and works it out.
 
+    store: "tma" through shared memory, or "direct" from registers with a bounds check for each element,
+    for outputs whose lines TMA cannot address.
     Raises ConfigError naming the limit and the nearest legal value.
     """
     _check_shape(config, problem)
@@ -100,9 +124,10 @@ def plan(config: GemmConfig, problem: GemmProblem) -> HopperPlan:
             + (", or use 2 cooperative consumers" if warpgroups_m * warpgroups_n == 1 else "")
         )
     chunks = output_chunks(config.tile_n // warpgroups_n, problem)
-    stages, store_stages, sizes = _shared_memory(config, problem, chunks)
+    stages, store_stages, sizes = _shared_memory(config, problem, chunks if store == "tma" else ())
     return HopperPlan(
         config=config.with_(stages=stages, store_stages=store_stages),
+        store=store,
         warpgroups_m=warpgroups_m,
         warpgroups_n=warpgroups_n,
         teams=2 if config.schedule == "pingpong" else 1,
@@ -177,10 +202,11 @@ def _shared_memory(
 ) -> tuple[int, int, tuple[int, int]]:
     """(stages, store buffers a warpgroup, (bytes of a stage, bytes of a store buffer))."""
     stage = (config.tile_m + config.tile_n) * config.tile_k * dtype_bytes(problem.a_dtype)
-    buffer = MMA_M * max(width for _, width in chunks) * dtype_bytes(problem.out_dtype)
+    # A direct store has no pieces in shared memory.
+    buffer = MMA_M * max((width for _, width in chunks), default=0) * dtype_bytes(problem.out_dtype)
     buffer = -(-buffer // ALIGNMENT) * ALIGNMENT
     steps = len(chunks) * config.tile_m // (MMA_M * _split(config)[0])
-    store_stages = config.store_stages or min(2, steps)
+    store_stages = config.store_stages or max(1, min(2, steps))
 
     def room(buffers: int) -> int:
         return (SMEM_BYTES - BARRIER_BYTES - config.consumers * buffers * buffer) // stage

@@ -1,16 +1,16 @@
-"""The output store of a consumer warpgroup: accumulators -> registers -> shared memory -> TMA."""
+"""The output store of a consumer warpgroup: through shared memory and TMA, or straight from registers."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from cutegemm.hopper.layouts import CUTE_DTYPES, chunk_copy, chunk_layout, chunk_mma, chunk_piece
-from cutegemm.hopper.plan import MMA_M, WARPGROUP_THREADS, HopperPlan
-from cutegemm.problem import GemmProblem
+from cutegemm.hopper.plan import ALIGNMENT, MMA_M, WARPGROUP_THREADS, HopperPlan
+from cutegemm.problem import GemmProblem, dtype_bytes
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,21 @@ class TmaStore:
         """Fetches the descriptors."""
         for atom in self.atoms:
             cpasync.prefetch_descriptor(atom)
+
+    def allocate(self, smem: Any) -> cute.Pointer:
+        """The output buffers of all consumers, in shared memory."""
+        elements = self.plan.config.consumers * self._elements_per_consumer()
+        return smem.allocate_array(CUTE_DTYPES[self.problem.out_dtype], elements, byte_alignment=ALIGNMENT)
+
+    def buffers_of(self, consumer: Int32, buffers: cute.Pointer) -> cute.Pointer:
+        """A consumer's own buffers among all."""
+        own = buffers + consumer * self._elements_per_consumer()
+        # The sum loses the alignment that stmatrix is checked for.
+        dtype = CUTE_DTYPES[self.problem.out_dtype]
+        return cute.make_ptr(dtype, own.toint(), cute.AddressSpace.smem, assumed_align=ALIGNMENT)
+
+    def _elements_per_consumer(self) -> int:
+        return self.plan.consumer_buffer_bytes // dtype_bytes(self.problem.out_dtype)
 
     def store(
         self, accumulators: cute.Tensor, buffers: cute.Pointer, thread: Int32, barrier: Int32, origin: tuple
@@ -50,7 +65,7 @@ class TmaStore:
         for mma in range(plan.warpgroup_m // MMA_M):
             for first, width in plan.chunks:
                 buffer = step % plan.store_stages
-                self._wait_for_buffer(thread, barrier)
+                self._wait_for_buffer(thread, barrier, plan.pending_stores(step))
                 self._to_shared(accumulators, buffers, thread, (mma, first, width), buffer)
                 cute.arch.fence_proxy("async.shared", space="cta")
                 cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
@@ -65,9 +80,9 @@ class TmaStore:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
-    def _wait_for_buffer(self, thread: Int32, barrier: Int32) -> None:
+    def _wait_for_buffer(self, thread: Int32, barrier: Int32, pending: cutlass.Constexpr[int]) -> None:
         if thread < cute.arch.WARP_SIZE:
-            cute.arch.cp_async_bulk_wait_group(self.plan.store_stages - 1, read=True)
+            cute.arch.cp_async_bulk_wait_group(pending, read=True)
         cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
 
     def _to_shared(
@@ -108,8 +123,68 @@ class TmaStore:
             cute.arch.cp_async_bulk_commit_group()
 
 
-def make_store(mD_mnl: cute.Tensor, plan: HopperPlan, problem: GemmProblem) -> TmaStore:
-    """Host side: the TMA store descriptors."""
+@dataclass(frozen=True)
+class DirectStore:
+    """Registers to global memory, each element under its own bounds check.
+
+    For outputs TMA cannot store: it writes whole 16-byte units, so a line that ends inside one would
+    spill over its end, and it needs addresses and pitches of such units.
+
+    mD_mnl is the output itself, (M, N, L).
+    """
+
+    mD_mnl: cute.Tensor
+    plan: cutlass.Constexpr[HopperPlan]
+    problem: cutlass.Constexpr[GemmProblem]
+
+    def prefetch(self) -> None:
+        """See TmaStore.prefetch: nothing to fetch."""
+
+    def allocate(self, smem: Any) -> None:
+        """See TmaStore.allocate: no buffers."""
+
+    def buffers_of(self, consumer: Int32, buffers: None) -> None:
+        """See TmaStore.buffers_of."""
+
+    @cute.jit
+    def store(
+        self, accumulators: cute.Tensor, buffers: None, thread: Int32, barrier: Int32, origin: tuple
+    ) -> None:
+        """See TmaStore.store; neither buffers nor barrier are used."""
+        plan = self.plan
+        dtype = CUTE_DTYPES[self.problem.out_dtype]
+        row, column, batch = origin
+        rows, columns, _ = self.mD_mnl.shape
+        row_stride, column_stride, batch_stride = (Int64(stride) for stride in self.mD_mnl.stride)
+        # A WGMMA gives each thread the columns c, c + 1, c + 8, c + 9, ... of its rows r and r + 8.
+        coordinates = chunk_mma(self.problem, plan.warpgroup_n).get_slice(thread)
+        r, c = coordinates.partition_C(cute.make_identity_tensor((MMA_M, plan.warpgroup_n)))[0]
+        first_column = column + c
+        for mma in cutlass.range_constexpr(plan.warpgroup_m // MMA_M):
+            first_row = row + mma * plan.warpgroups_m * MMA_M + r
+            offset = Int64(first_row) * row_stride + Int64(first_column) * column_stride
+            offset = offset + Int64(batch) * batch_stride
+            corner = self.mD_mnl.iterator + offset
+            for eight in cutlass.range_constexpr(plan.warpgroup_n // 8):
+                square = cute.make_tensor(
+                    corner, cute.make_layout((2, 2), stride=(8 * row_stride, column_stride))
+                )
+                for i in cutlass.range_constexpr(4):
+                    low, right = i // 2, i % 2
+                    if (first_row + 8 * low < rows) & (first_column + 8 * eight + right < columns):
+                        value = accumulators[(mma * plan.warpgroup_n // 8 + eight) * 4 + i]
+                        square[low, right] = value.to(dtype)
+                # One pointer walks along the row: as many as there are columns would not fit the registers.
+                corner = corner + 8 * column_stride
+
+    def drain(self, thread: Int32) -> None:
+        """See TmaStore.drain: nothing is in flight."""
+
+
+def make_store(mD_mnl: cute.Tensor, plan: HopperPlan, problem: GemmProblem) -> TmaStore | DirectStore:
+    """Host side: the store a plan asks for, with its TMA descriptors if it has any."""
+    if plan.store == "direct":
+        return DirectStore(mD_mnl, plan, problem)
     atoms = []
     tensors = []
     for width in sorted({width for _, width in plan.chunks}, reverse=True):
