@@ -311,7 +311,7 @@ def _builder() -> Callable[..., dict[str, bytes]]:
         if (error.name or "").partition(".")[0] != "cutlass":
             raise
         raise MissingDependencyError(
-            f"the module {error.name} of nvidia-cutlass-dsl cannot be imported although the package's metadata "
+            f"the module {error.name} of nvidia-cutlass-dsl cannot be imported, although its metadata "
             'is there; reinstall it with: pip install --force-reinstall "nvidia-cutlass-dsl==4.8.*"'
         ) from error
     return build

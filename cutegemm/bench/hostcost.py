@@ -79,10 +79,16 @@ def first_call_seconds(case: Case, repeats_from_disk: int = 3) -> dict[str, floa
             "CUTE_DSL_CACHE_DIR": str(Path(folder) / "dsl"),
         }
 
-        def once() -> float:
+        def once() -> tuple[float, float]:
             with Worker(environment) as worker:
                 [answer] = worker.ask(FirstCall(case), timeout_s=180)
-            return float(answer["seconds"])
+            return float(answer["compile_s"]), float(answer["seconds"])
 
-        cold = once()
-        return {"cold": cold, "from disk": statistics.median(once() for _ in range(repeats_from_disk))}
+        compile_cold, cold = once()
+        warm = [once() for _ in range(repeats_from_disk)]
+        return {
+            "cold": cold,
+            "from disk": statistics.median(call for _, call in warm),
+            "compile() before it, cold (imports the compiler)": compile_cold,
+            "compile() before it, from disk": statistics.median(before for before, _ in warm),
+        }
