@@ -24,7 +24,10 @@ def fresh_seed() -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """One product: sizes, dtypes and majors, as ``cutegemm.compile`` names them. l None: no batch mode."""
+    """One product: sizes, dtypes and majors, as ``cutegemm.compile`` names them. l None: no batch mode.
+
+    out_shift: elements by which out's start and pitch miss the 16-byte units that TMA asks for.
+    """
 
     m: int
     n: int
@@ -35,6 +38,7 @@ class Case:
     a_major: str = "k"
     b_major: str = "k"
     out_major: str = "n"
+    out_shift: int = 0
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -79,14 +83,18 @@ class Guarded:
 
 
 def _empty_guarded(
-    shape: tuple[int, ...], dtype: torch.dtype, last_contiguous: bool, device: torch.device | str
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    last_contiguous: bool,
+    device: torch.device | str,
+    shift: int = 0,
 ) -> Guarded:
     unit = ALIGNMENT // dtype.itemsize
     lines, run = (shape[-2], shape[-1]) if last_contiguous else (shape[-1], shape[-2])
-    pitch = (-(-run // unit) + 3) * unit
+    pitch = (-(-run // unit) + 3) * unit + shift
     batch_pitch = max(1, lines) * pitch + 5 * unit
     batches = shape[0] if len(shape) == 3 else 1
-    before = 7 * unit
+    before = 7 * unit + shift
     parent = torch.empty(before + batches * batch_pitch + 64 * unit, dtype=dtype, device=device)
     parent.view(_BITS[dtype.itemsize]).fill_(_SENTINEL[dtype.itemsize])
     strides = (pitch, 1) if last_contiguous else (1, pitch)
@@ -113,7 +121,7 @@ class Operands:
         a_shape, b_shape, out_shape = case.shapes
         a = _empty_guarded(a_shape, case.dtype, case.a_major == "k", device)
         b = _empty_guarded(b_shape, case.dtype, case.b_major == "n", device)
-        out = _empty_guarded(out_shape, case.out_dtype, case.out_major == "n", device)
+        out = _empty_guarded(out_shape, case.out_dtype, case.out_major == "n", device, case.out_shift)
         for operand, scale in ((a, 1.0), (b, max(1, case.k) ** -0.5)):
             operand.parent.fill_(float("nan"))
             values = torch.randn(operand.tensor.shape, generator=generator, device=device)

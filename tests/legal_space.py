@@ -21,7 +21,7 @@ from typing import Any
 
 from cutegemm import GemmConfig, GemmProblem
 from cutegemm.errors import ConfigError
-from cutegemm.hopper.plan import CONSUMER_REGISTERS, PRODUCER_REGISTERS, HopperPlan, plan
+from cutegemm.hopper.plan import CONSUMER_REGISTERS, PRODUCER_REGISTERS, HopperPlan, StorePath, plan
 
 TARGET = "sm_90a"
 REGISTER_FILE = 65536  # 32-bit registers of one SM
@@ -34,6 +34,7 @@ TILES_K = (64, 128)
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
 SCHEDULES = ((1, "cooperative"), (2, "cooperative"), (2, "pingpong"))
 MAJORS = tuple(itertools.product("km", "kn", "nm"))
+STORES: tuple[StorePath, ...] = ("tma", "direct")
 OUT_DTYPES = ("bfloat16", "float16", "float32")
 # Tile widths whose last output piece or swizzle span is narrower than the others.
 RAGGED_TILES_N = (8, 24, 40, 72, 104, 144, 176, 200)
@@ -41,15 +42,16 @@ RAGGED_TILES_N = (8, 24, 40, 72, 104, 144, 176, 200)
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel: a configuration and the problem kind it is built for (the user's view of it)."""
+    """One kernel: a configuration, the problem kind it is built for (as the user sees it), how it stores."""
 
     config: GemmConfig
     problem: GemmProblem
+    store: StorePath = "tma"
 
     @property
     def plan(self) -> HopperPlan:
         """The plan; raises ConfigError if the configuration is not legal for the problem."""
-        return plan(self.config, self.seen)
+        return plan(self.config, self.seen, self.store)
 
     @property
     def seen(self) -> GemmProblem:
@@ -65,41 +67,45 @@ class Kernel:
 
     def __str__(self) -> str:
         batched = "batched " if self.problem.batched else ""
-        return f"{self.config} | {batched}{self.problem}"
+        return f"{self.config} | {batched}{self.problem}, {self.store} store"
 
     def to_json(self) -> str:
         """One line from which ``from_json`` makes an equal kernel."""
-        return json.dumps({"config": asdict(self.config), "problem": asdict(self.problem)}, sort_keys=True)
+        return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, line: str) -> "Kernel":
         """The kernel of a line made by ``to_json``."""
         fields = json.loads(line)
-        return cls(GemmConfig(**fields["config"]), GemmProblem(**fields["problem"]))
+        return cls(GemmConfig(**fields["config"]), GemmProblem(**fields["problem"]), fields["store"])
 
 
 def legal_space() -> list[Kernel]:
-    """Every legal combination of tile, cluster, schedule, majors and output dtype.
+    """Every legal combination of tile, cluster, schedule, majors, output dtype and store.
 
     Input dtype, batch mode and exchanged operands double the number of kernels each and share all code that
     depends on the rest; which of them a combination gets is drawn from its own text, so that half have each.
     """
     return [
         kernel
-        for majors, out_dtype, tile_m, tile_n, tile_k, cluster, schedule in itertools.product(
-            MAJORS, OUT_DTYPES, TILES_M, TILES_N, TILES_K, CLUSTERS, SCHEDULES
+        for (majors, *output), tile, cluster, schedule in itertools.product(
+            itertools.product(MAJORS, OUT_DTYPES, STORES),
+            itertools.product(TILES_M, TILES_N, TILES_K),
+            CLUSTERS,
+            SCHEDULES,
         )
-        if (kernel := _drawn(majors, out_dtype, (tile_m, tile_n, tile_k), cluster, schedule)).is_legal()
+        if (kernel := _drawn(majors, tuple(output), tile, cluster, schedule)).is_legal()
     ]
 
 
 def _drawn(
     majors: tuple[str, str, str],
-    out_dtype: str,
+    output: tuple[Any, ...],
     tile: tuple[int, int, int],
     cluster: tuple[int, int],
     schedule: tuple[int, Any],
 ) -> Kernel:
+    out_dtype, store = output
     text = repr((majors, out_dtype, tile, cluster, schedule)).encode()
     bits = hashlib.sha256(text).digest()[0]
     dtype = "float16" if bits & 1 else "bfloat16"
@@ -107,7 +113,7 @@ def _drawn(
     problem = GemmProblem(None, None, None, None if batched else 1, dtype, dtype, out_dtype, *majors, batched)
     config = GemmConfig(*tile, *cluster, consumers=schedule[0], schedule=schedule[1], swap_ab=bool(bits & 4))
     # The kernel of an exchanged problem is that of its mirror image: exchanged here too, it is the one asked.
-    return Kernel(config, problem.swapped() if config.swap_ab else problem)
+    return Kernel(config, problem.swapped() if config.swap_ab else problem, store)
 
 
 def features(kernel: Kernel) -> set[tuple[str, Any]]:
@@ -121,7 +127,7 @@ def features(kernel: Kernel) -> set[tuple[str, Any]]:
         ("cluster", ((config.cluster_m, config.cluster_n), config.schedule)),
         ("majors", (problem.a_major, problem.b_major, problem.out_major)),
         ("dtypes", (problem.a_dtype, problem.out_dtype)),
-        ("store", (problem.out_major, problem.out_dtype)),
+        ("store", (kernel.store, problem.out_major, problem.out_dtype)),
         ("batched", problem.batched),
         ("swapped", config.swap_ab),
         ("accumulators", kernel.plan.accumulator_registers >= 184),
@@ -156,9 +162,12 @@ def violations(kernel: Kernel) -> list[str]:
     from cutegemm.artifact import instruction_histogram
 
     problem = kernel.problem
+    # Lines of 33 elements end on no 16-byte unit: TMA cannot store them.
+    sizes = (None, None, None) if kernel.store == "tma" else (33, 33, None)
     gemm = cutegemm.compile(
-        (None,) * (4 if problem.batched else 3), problem.a_dtype, out_dtype=problem.out_dtype, target=TARGET,
+        (None, *sizes) if problem.batched else sizes, problem.a_dtype, out_dtype=problem.out_dtype,
         a_major=problem.a_major, b_major=problem.b_major, out_major=problem.out_major, config=kernel.config,
+        target=TARGET,
     ).build()  # fmt: skip
     return [
         *_resource_violations(gemm.resources, kernel.plan),
@@ -227,8 +236,10 @@ def _sass_violations(sass: str, histogram: dict[str, int], worked_out: HopperPla
     found = set(re.findall(r"HGMMA\.64x\d+x16\.F32", sass))
     if found != {wanted}:
         yield f"SASS has {sorted(found)}, planned {wanted}"
-    if not histogram["TMA load"] or not histogram["TMA store"]:
-        yield "no TMA load or no TMA store"
+    if not histogram["TMA load"]:
+        yield "no TMA load"
+    if bool(histogram["TMA store"]) != (worked_out.store == "tma"):
+        yield f"{histogram['TMA store']} TMA stores, planned a {worked_out.store} store"
 
 
 def _serialisations(ptx: str, sass: str) -> Iterator[str]:

@@ -131,6 +131,19 @@ def test_dtypes(dtype: torch.dtype, out_dtype: torch.dtype) -> None:
         check(case, gemm_of(config, case), "cuda", config)
 
 
+@pytest.mark.parametrize(("config", "dtypes", "majors"), FAMILIES[::4], ids=str)
+@pytest.mark.parametrize("batches", [None, 2])
+def test_outputs_that_tma_cannot_store(
+    batches: int | None,
+    config: GemmConfig,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    majors: tuple[str, str, str],
+) -> None:
+    for size in ((256, 512, 128), (130, 131, 8), (1, 8, 64)):
+        case = Case(*size, batches, *dtypes, *majors, out_shift=1)
+        check(case, gemm_of(config, case), "cuda", config)
+
+
 BATCHED = [
     GemmConfig(128, 128, cluster_m=2),
     GemmConfig(64, 40, schedule="pingpong"),

@@ -61,6 +61,14 @@ def test_operands_obey_tma_and_are_surrounded(majors: tuple[str, str, str]) -> N
         assert count == guarded.parent.numel() - tensor.numel()
 
 
+@pytest.mark.parametrize("majors", list(product("km", "kn", "nm")), ids="".join)
+def test_an_output_may_miss_tma_s_units(majors: tuple[str, str, str]) -> None:
+    case = Case(13, 11, 9, 2, BF16, F32, *majors, out_shift=1)
+    out = check(case, right, "cpu").out.tensor
+    assert out.data_ptr() % 16
+    assert max(out.stride()[1:]) * 4 % 16
+
+
 def test_data_are_fresh_unless_the_seed_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUTEGEMM_TEST_SEED", raising=False)
     assert fresh_seed() != fresh_seed()

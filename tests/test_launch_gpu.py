@@ -356,7 +356,7 @@ def test_mistakes_on_the_gpu(known: bool) -> None:
         (DeviceError, "b lies on cpu", lambda: gemm(a, w.cpu().t(), out=out)),
         (DeviceError, "out lies on cpu", lambda: gemm(a, w.t(), out=out.cpu())),
         (ProblemError, "a starts at an address 2 bytes past", lambda: gemm(unaligned, w.t(), out=out)),
-        (ProblemError, "out starts at an address 2 bytes past", lambda: gemm(a, w.t(), out=unaligned)),
+        (ProblemError, "b starts at an address 2 bytes past", lambda: gemm(a, unaligned.t(), out=out)),
         (ProblemError, "b has strides", lambda: gemm(a, w, out=out)),
         (ProblemError, "out shares memory with a", lambda: gemm(a, w.t(), out=a)),
         (ProblemError, "out shares memory with b", lambda: gemm(a, w.t(), out=memory[200:336])),
@@ -366,6 +366,19 @@ def test_mistakes_on_the_gpu(known: bool) -> None:
             call()
     gemm(a, w.t(), out=out)
     torch.cuda.synchronize()
+
+
+def test_outputs_of_changing_alignment() -> None:
+    """One gemm, one shape: aligned, odd start, odd pitch, and aligned again."""
+    gemm = open_gemm()
+    a, b, out = tensors()
+    shifted = torch.empty(200 * 136 + 8, device="cuda", dtype=BF16)[1 : 1 + 200 * 136].view(200, 136)
+    pitched = torch.empty(200, 139, device="cuda", dtype=BF16)[:, :136]
+    for _ in range(2):
+        for result in (out, shifted, pitched, out):
+            result.fill_(float("nan"))
+            gemm(a, b, out=result)
+            assert_product(result, a, b)
 
 
 def test_out_beside_an_input_in_one_buffer() -> None:
