@@ -162,7 +162,11 @@ def run_script(body: str) -> str:
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parent)))},
+        # What this process finds, and the tests' own folder.
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parent, *filter(None, sys.path)))),
+        },
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
