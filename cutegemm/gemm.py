@@ -164,7 +164,7 @@ class Gemm:
                 f"this gemm was compiled for {self.target}, GPU {device} ({gpu.name}) runs {gpu.target}; "
                 f'compile with target="{gpu.target}"'
             )
-        config = self._config_for(self.problem.with_sizes(*sizes), gpu)
+        config = self._config_for(self.problem.with_sizes(*sizes), gpu, store)
         artifact = self._artifact(config, store)
         resident = resident_clusters(artifact, config.cluster_size, device)
         return Launch(artifact.load(), CallRecord(*sizes, resident, 0), CallRecord(*sizes, resident, 1))
@@ -184,7 +184,7 @@ class Gemm:
         """The configuration used, stages filled in; for sizes unknown as yet, the one for about 4096."""
         if self._asked is not None:
             return self._plan(self._asked, self._store).config
-        return self._config_for(self.problem, self._gpu())
+        return self._config_for(self.problem, self._gpu(), self._store)
 
     def prepare(self) -> "Gemm":
         """Imports the kernel compiler now if ``config``'s kernel is not in the cache. Returns self.
@@ -238,7 +238,7 @@ class Gemm:
         lines += [
             f"{e.total:10.0f} {e.waves:6d} {e.tiles:7d} {e.mma:9.0f} {e.fill:9.0f} {e.store:7.0f}"
             f" {e.dram:9.0f}  {e.config}"
-            for e in heuristic.ranked(self.problem, gpu, count)
+            for e in heuristic.ranked(self.problem, gpu, count, self._store)
         ]
         lines.append(
             "cycles; mma and fill: one tile's main loop if only that mattered; store: exposed epilogue; "
@@ -258,10 +258,10 @@ class Gemm:
             return gpu_by_name(NOMINAL_GPU[self.target])
         return gpu if gpu.target == self.target else gpu_by_name(NOMINAL_GPU[self.target])
 
-    def _config_for(self, problem: GemmProblem, gpu: Gpu) -> GemmConfig:
+    def _config_for(self, problem: GemmProblem, gpu: Gpu, store: StorePath) -> GemmConfig:
         if self._asked is not None:
             return self._asked
-        return heuristic.choose(_by_size_class(self.problem, problem), gpu)
+        return heuristic.choose(_by_size_class(self.problem, problem), gpu, store)
 
     def _plan(self, config: GemmConfig, store: StorePath) -> HopperPlan:
         return plan(config, self.problem.swapped() if config.swap_ab else self.problem, store)

@@ -25,7 +25,7 @@ import numpy as np
 from cutegemm.config import GemmConfig, Schedule
 from cutegemm.errors import ConfigError
 from cutegemm.hardware import Gpu
-from cutegemm.hopper.plan import HopperPlan, plan
+from cutegemm.hopper.plan import HopperPlan, StorePath, plan
 from cutegemm.problem import GemmProblem, dtype_bytes
 
 SMEM_BYTES_PER_CYCLE = 128  # of one SM, read by WGMMA
@@ -76,15 +76,15 @@ class Estimate:
     total: float
 
 
-def choose(problem: GemmProblem, gpu: Gpu) -> GemmConfig:
+def choose(problem: GemmProblem, gpu: Gpu, store: StorePath = "tma") -> GemmConfig:
     """The configuration with the lowest predicted cost. Unknown sizes count as 4096."""
-    return ranked(problem, gpu, 1)[0].config
+    return ranked(problem, gpu, 1, store)[0].config
 
 
 @functools.lru_cache(maxsize=4096)
-def ranked(problem: GemmProblem, gpu: Gpu, count: int) -> tuple[Estimate, ...]:
-    """The ``count`` cheapest configurations, best first."""
-    table = _candidates(problem.kind())
+def ranked(problem: GemmProblem, gpu: Gpu, count: int, store: StorePath = "tma") -> tuple[Estimate, ...]:
+    """The ``count`` cheapest configurations that are legal with this store, best first."""
+    table = _candidates(problem.kind(), store)
     terms = _cost(table, problem, gpu)
     order = np.argsort(terms["total"], kind="stable")[:count]
     return tuple(
@@ -114,11 +114,11 @@ class _Table:
 
 
 @functools.lru_cache(maxsize=64)
-def _candidates(kind: GemmProblem) -> _Table:
+def _candidates(kind: GemmProblem, store: StorePath) -> _Table:
     plans = []
     for config in _space():
         try:
-            worked_out = plan(config, kind.swapped() if config.swap_ab else kind)
+            worked_out = plan(config, kind.swapped() if config.swap_ab else kind, store)
         except ConfigError:
             continue
         if worked_out.stages >= MIN_STAGES:

@@ -15,8 +15,8 @@ from cutegemm.errors import OperandTypeError, ProblemError
 INPUT_DTYPES = ("bfloat16", "float16")
 OUTPUT_DTYPES = ("bfloat16", "float16", "float32")
 MAJORS = {"a_major": ("k", "m"), "b_major": ("k", "n"), "out_major": ("n", "m")}
-# Sizes are 32-bit coordinates in the kernel and in a TMA descriptor.
-MAX_SIZE = 2**31 - 1
+# Sizes are 32-bit coordinates in the kernel and in a TMA descriptor, with room to round up to a tile.
+MAX_SIZE = 2**31 - 1024
 
 _NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 _TORCH = {name: dtype for dtype, name in _NAMES.items()}

@@ -202,7 +202,7 @@ def test_sizes_unknown_at_compile_time_build_few_kernels() -> None:
     """50 heights at fixed N and K: at most one configuration for each power of two."""
     gemm = cutegemm.compile((None, 4096, 4096), "bfloat16", target="sm_90a")
     chosen = {
-        gemm._config_for(gemm.problem.with_sizes(1, m, 4096, 4096), H200) for m in range(1, 4097, 82)
+        gemm._config_for(gemm.problem.with_sizes(1, m, 4096, 4096), H200, "tma") for m in range(1, 4097, 82)
     }  # fmt: skip
     assert len(chosen) <= 12
 

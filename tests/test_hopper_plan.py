@@ -311,3 +311,16 @@ def test_direct_stores_need_no_buffers() -> None:
     direct = plan(GemmConfig(128, 256), problem, "direct")
     assert direct.smem_bytes == 1024 + direct.stages * direct.stage_bytes
     assert direct.stages >= through_tma.stages
+
+
+def test_what_was_seen_to_spill_is_refused() -> None:
+    n_major_b = GemmProblem(None, None, None, b_major="n")
+    with pytest.raises(ConfigError, match="nearest legal tile_k is 64"):
+        plan(GemmConfig(192, 96, 128), n_major_b)
+    plan(GemmConfig(192, 96, 64), n_major_b)
+    plan(GemmConfig(128, 96, 128), n_major_b)
+    column_d = GemmProblem(None, None, None, out_major="m")
+    with pytest.raises(ConfigError, match="nearest legal tile_n is 176"):
+        plan(GemmConfig(128, 184, schedule="pingpong"), column_d, "direct")
+    plan(GemmConfig(128, 184, schedule="pingpong"), column_d, "tma")
+    plan(GemmConfig(128, 184), column_d, "direct")

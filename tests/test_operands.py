@@ -26,7 +26,7 @@ import cutegemm
 from cutegemm import Gemm
 from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, ProblemError
 from cutegemm.operands import byte_span, check_out, check_overlap, contiguous_mode, store_path
-from cutegemm.problem import GemmProblem
+from cutegemm.problem import MAX_SIZE, GemmProblem
 
 F16, BF16 = torch.float16, torch.bfloat16
 
@@ -158,7 +158,7 @@ def test_size_beyond_a_kernel_s(gemm: Gemm) -> None:
     huge = zeros(1, 64).expand(2**31, 64)
     message = refusal(ProblemError, lambda: gemm(huge, B, out=zeros(1, 24).expand(2**31, 24)))
     assert message.startswith(f"M is {2**31} in this call")
-    assert f"up to {2**31 - 1}" in message
+    assert f"up to {MAX_SIZE}" in message
 
 
 # --- layout ------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ MAX_STAGES = 16
 CHUNK_ROW_BYTES = 128  # width of one output chunk: one swizzle span, one TMA store box
 # Registers a consumer thread needs beside its accumulators: addresses, stage state, an output chunk.
 REGISTER_RESERVE = 40
+DIRECT_COLUMN_BUDGET = 176  # accumulators beside the addresses of a direct store to an M-major D
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = {1: 240, 2: 232}  # by number of consumer warpgroups; the sum fits 64 Ki registers
 
@@ -112,17 +113,7 @@ def plan(config: GemmConfig, problem: GemmProblem, store: StorePath = "tma") -> 
     _check_shape(config, problem)
     warpgroups_m, warpgroups_n = _split(config)
     _check_tile_n(config, problem, warpgroups_n)
-    registers = config.tile_m * config.tile_n // (WARPGROUP_THREADS * warpgroups_m * warpgroups_n)
-    budget = CONSUMER_REGISTERS[config.consumers] - REGISTER_RESERVE
-    if registers > budget:
-        unit = _tile_n_unit(config, problem, warpgroups_n)
-        legal = budget * WARPGROUP_THREADS * warpgroups_m * warpgroups_n // config.tile_m // unit * unit
-        raise ConfigError(
-            f"tile {config.tile_m}x{config.tile_n} with {config.consumers} {config.schedule} consumer(s) "
-            f"needs {registers} accumulator registers a thread, {budget} fit without spilling; "
-            f"the nearest legal tile_n is {legal}"
-            + (", or use 2 cooperative consumers" if warpgroups_m * warpgroups_n == 1 else "")
-        )
+    _check_registers(config, problem, (warpgroups_m, warpgroups_n), store)
     chunks = output_chunks(config.tile_n // warpgroups_n, problem)
     stages, store_stages, sizes = _shared_memory(config, problem, chunks if store == "tma" else ())
     return HopperPlan(
@@ -168,6 +159,32 @@ def _check_shape(config: GemmConfig, problem: GemmProblem) -> None:
             f"tile_n={config.tile_n} with cluster_m={config.cluster_m}: each CTA loads "
             f"tile_n / {config.cluster_m} rows of B, which must be a multiple of 8; "
             f"the nearest legal tile_n is {max(low, 8 * config.cluster_m)}"
+        )
+
+
+def _check_registers(
+    config: GemmConfig, problem: GemmProblem, warpgroups: tuple[int, int], store: StorePath
+) -> None:
+    """Limits found by compiling the legal space: beyond them the assembler spills."""
+    sharing = warpgroups[0] * warpgroups[1]
+    registers = config.tile_m * config.tile_n // (WARPGROUP_THREADS * sharing)
+    budget = CONSUMER_REGISTERS[config.consumers] - REGISTER_RESERVE
+    if store == "direct" and problem.out_major == "m" and sharing == 1:
+        # Addresses down a column take more registers than those along a row.
+        budget = min(budget, DIRECT_COLUMN_BUDGET)
+    if registers > budget:
+        unit = _tile_n_unit(config, problem, warpgroups[1])
+        legal = budget * WARPGROUP_THREADS * sharing // config.tile_m // unit * unit
+        raise ConfigError(
+            f"tile {config.tile_m}x{config.tile_n} with {config.consumers} {config.schedule} consumer(s) "
+            f"needs {registers} accumulator registers a thread, {budget} fit without spilling; "
+            f"the nearest legal tile_n is {legal}"
+            + (", or use 2 cooperative consumers" if sharing == 1 else "")
+        )
+    if config.tile_k == 128 and config.tile_m > 128 and problem.b_major == "n":
+        raise ConfigError(
+            f"tile {config.tile_m}x{config.tile_n}x128 with B n-major: the loads of a stage do not fit the "
+            f"producer's {PRODUCER_REGISTERS} registers; the nearest legal tile_k is 64"
         )
 
 
