@@ -1,0 +1,39 @@
+"""What an emulated kernel can be guilty of, each as an exception that says where and why."""
+
+from cutegemm.errors import CutegemmError
+
+
+class EmulationError(CutegemmError, RuntimeError):
+    """Base of everything the emulator reports about a kernel or about its own limits."""
+
+
+class UnknownInstructionError(EmulationError):
+    """PTX the emulator does not execute; names the opcode and its line."""
+
+
+class HostCodeError(EmulationError):
+    """Host code the emulator cannot follow, or arguments that do not fit it."""
+
+
+class DeadlockError(EmulationError):
+    """No warp can ever go on; lists every waiting warp and what it waits for."""
+
+
+class RaceError(EmulationError):
+    """Two accesses to the same memory with nothing that orders them."""
+
+
+class UninitializedReadError(EmulationError):
+    """Shared memory was read that nobody has written."""
+
+
+class OutOfBoundsError(EmulationError):
+    """An address outside of what the kernel was given, or misaligned for its access."""
+
+
+class BarrierCountError(EmulationError):
+    """A barrier received more arrivals than it expects, or was used before it was initialised."""
+
+
+class ConvergenceError(EmulationError):
+    """An instruction that all lanes of a warp must execute together was executed by some of them."""

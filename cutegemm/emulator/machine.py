@@ -1,0 +1,248 @@
+"""The GPU of one launch: CTAs in their clusters, warps, memory, and who runs next."""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cutegemm.emulator.decode import Program
+from cutegemm.emulator.engines import Engines
+from cutegemm.emulator.faults import DeadlockError, OutOfBoundsError
+from cutegemm.emulator.mbarrier import Mbarrier, Rendezvous
+from cutegemm.emulator.memory import RANK_SHIFT, GlobalMemory, SharedMemory
+from cutegemm.emulator.tma import TensorMap
+from cutegemm.emulator.trace import Trace
+from cutegemm.emulator.values import LANE_NUMBERS, LANES
+from cutegemm.emulator.warp import Warp
+
+QUANTUM = 4096  # instructions a warp runs before others get their turn
+SHORT_QUANTUM = 40  # with a seed: often enough that every order has a chance
+STALE_ROUNDS = 50  # rounds of nothing but polling after which nobody will ever write what is polled for
+RESIDENT_CTAS = 132 * 2
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """What the host code launches: sizes in CTAs and threads, bytes of dynamic shared memory, parameters."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    shared_bytes: int
+    params: bytes
+
+
+class Cta:
+    """One CTA: shared memory, barriers, warps."""
+
+    def __init__(self, cluster: "Cluster", rank: int, coordinates: tuple[int, int, int]) -> None:
+        machine = cluster.machine
+        grid = machine.launch.grid
+        self.machine = machine
+        self.cluster = cluster
+        self.rank = rank
+        self.coordinates = coordinates
+        x, y, z = coordinates
+        self.number = x + grid[0] * (y + grid[1] * z)
+        self.shared = SharedMemory(machine.shared_end, f"CTA {self.number}")
+        self.mbarriers: dict[int, Mbarrier] = {}
+        self.barriers: dict[int, Rendezvous] = {}
+        self.operands: dict[Any, Any] = {}
+        self.tma_free = self.store_free = 0
+        self.tensor_free = [0, 0, 0, 0]
+        threads = int(np.prod(machine.launch.block))
+        self.warps = [Warp(machine.program, self, index) for index in range(-(-threads // LANES))]
+        for warp in self.warps:
+            self._fill_specials(warp)
+
+    def barrier(self, number: int) -> Rendezvous:
+        """One of the CTA's numbered barriers."""
+        if number not in self.barriers:
+            if not 0 <= number < 16:
+                raise OutOfBoundsError(f"CTA {self.number} uses barrier {number}; there are 0..15")
+            self.barriers[number] = Rendezvous(f"barrier {number} of CTA {self.number}")
+        return self.barriers[number]
+
+    def live_threads(self) -> int:
+        """Threads that have not exited."""
+        return LANES * sum(not warp.done for warp in self.warps)
+
+    def _fill_specials(self, warp: Warp) -> None:
+        for name, slot in self.machine.program.specials.items():
+            warp.r[slot] = self._special(name, warp.index)
+
+    def _special(self, name: str, warp: int) -> Any:
+        launch, cluster = self.machine.launch, self.cluster
+        if name.startswith("shared+"):
+            return self.rank << RANK_SHIFT | int(name[7:])
+        base, _, axis = name.partition(".")
+        i = "xyz".index(axis) if axis else 0
+        block = launch.block
+        linear = LANE_NUMBERS + np.uint32(warp * LANES)
+        table = {
+            "%tid": lambda: self._thread_index(linear, i),
+            "%ntid": lambda: block[i],
+            "%ctaid": lambda: self.coordinates[i],
+            "%nctaid": lambda: launch.grid[i],
+            "%laneid": lambda: LANE_NUMBERS,
+            "%warpid": lambda: warp,
+            "%clusterid": lambda: cluster.coordinates[i],
+            "%nclusterid": lambda: launch.grid[i] // launch.cluster[i],
+            "%cluster_ctaid": lambda: self.coordinates[i] % launch.cluster[i],
+            "%cluster_nctaid": lambda: launch.cluster[i],
+            "%cluster_ctarank": lambda: self.rank,
+            "%cluster_nctarank": lambda: int(np.prod(launch.cluster)),
+            "%smid": lambda: self.number % 132,
+            "%nsmid": lambda: 132,
+            "%lanemask_lt": lambda: (np.uint32(1) << LANE_NUMBERS) - np.uint32(1),
+            "%lanemask_eq": lambda: np.uint32(1) << LANE_NUMBERS,
+            "%dynamic_smem_size": lambda: launch.shared_bytes,
+        }
+        if base not in table:
+            raise self.machine.unknown_special(name)
+        return table[base]()
+
+    def _thread_index(self, linear: Any, axis: int) -> Any:
+        x, y, _ = self.machine.launch.block
+        if axis == 0:
+            return linear % np.uint32(x) if x % LANES or y > 1 else linear
+        value = linear // np.uint32(x) % np.uint32(y) if axis == 1 else linear // np.uint32(x * y)
+        return int(value[0]) if (value == value[0]).all() else value
+
+
+class Cluster:
+    """CTAs that reach each other's shared memory."""
+
+    def __init__(self, machine: "Machine", coordinates: tuple[int, int, int]) -> None:
+        self.machine = machine
+        self.coordinates = coordinates
+        sizes = machine.launch.cluster
+        x0, y0, z0 = (c * s for c, s in zip(coordinates, sizes, strict=True))
+        self.ctas = [
+            Cta(self, x + sizes[0] * (y + sizes[1] * z), (x0 + x, y0 + y, z0 + z))
+            for z in range(sizes[2])
+            for y in range(sizes[1])
+            for x in range(sizes[0])
+        ]
+        self.ctas.sort(key=lambda cta: cta.rank)
+        self.barrier = Rendezvous(f"the barrier of cluster {coordinates[0]}")
+        self.threads = LANES * sum(len(cta.warps) for cta in self.ctas)
+
+    def cta_of(self, rank: int, warp: Warp) -> Cta:
+        """The CTA of a rank. Raises OutOfBoundsError if there is none, or it has exited."""
+        if rank >= len(self.ctas):
+            raise OutOfBoundsError(
+                f"{warp.here()}: names rank {rank} of a cluster of {len(self.ctas)} CTA(s)"
+            )
+        cta = self.ctas[rank]
+        if cta is not warp.cta and all(other.done for other in cta.warps):
+            raise OutOfBoundsError(
+                f"{warp.here()}: reaches into shared memory of CTA {cta.number}, which has exited"
+            )
+        return cta
+
+    @property
+    def warps(self) -> list[Warp]:
+        """All warps that have not exited."""
+        return [warp for cta in self.ctas for warp in cta.warps if not warp.done]
+
+
+class Machine:
+    """Runs one launch.
+
+    events   counts everything that may let somebody go on: arrivals, stores, completed copies
+    """
+
+    def __init__(
+        self, program: Program, launch: LaunchRecord, memory: GlobalMemory, seed: int | None = None
+    ) -> None:
+        self.program = program
+        self.launch = launch
+        self.memory = memory
+        self.params = launch.params
+        self.tensor_maps: dict[int, TensorMap] = {}
+        self.trace = Trace()
+        self.hooks = Engines(self, self.trace, seed)
+        self.chance = None if seed is None else random.Random(seed + 1)
+        self.events = 0
+        self.instructions = 0
+        self.shared_end = program.static_shared_end + launch.shared_bytes
+
+    def unknown_special(self, name: str) -> Exception:
+        """The error for a special register nobody filled."""
+        from cutegemm.emulator.faults import UnknownInstructionError
+
+        return UnknownInstructionError(f"the special register {name} is not known to this emulator")
+
+    # --- running ---------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Runs every CTA to its end. Raises EmulationError."""
+        sizes = [g // c for g, c in zip(self.launch.grid, self.launch.cluster, strict=True)]
+        waiting = [(x, y, z) for z in range(sizes[2]) for y in range(sizes[1]) for x in range(sizes[0])]
+        waiting.reverse()
+        room = max(1, RESIDENT_CTAS // int(np.prod(self.launch.cluster)))
+        resident: list[Cluster] = []
+        stale = 0
+        while waiting or resident:
+            while waiting and len(resident) < room:
+                resident.append(Cluster(self, waiting.pop()))
+            if self.chance is not None:
+                self.chance.shuffle(resident)
+            before = self.events
+            progress = False
+            for cluster in resident:
+                progress |= self._turn(cluster)
+            ended = [cluster for cluster in resident if not cluster.warps]
+            resident = [cluster for cluster in resident if cluster.warps]
+            if ended or self.events != before:
+                stale = 0
+                continue
+            if self.hooks.complete_one():
+                continue
+            stale += 1
+            if not progress or stale > STALE_ROUNDS:
+                raise DeadlockError(self._deadlock(resident, progress))
+        while self.hooks.complete_one():
+            continue
+
+    def _turn(self, cluster: Cluster) -> bool:
+        """Lets a cluster run until it waits for somebody else; whether any warp did something."""
+        anything = False
+        quantum = QUANTUM if self.chance is None else SHORT_QUANTUM
+        while True:
+            before = self.events
+            ran = 0
+            warps = cluster.warps
+            if self.chance is not None:
+                self.chance.shuffle(warps)
+            for warp in warps:
+                if warp.wait is not None and not warp.wait.ready():
+                    continue
+                ran += warp.run(quantum if self.chance is None else self.chance.randint(1, quantum))
+                if warp.done:
+                    self._exited(warp)
+            self.instructions += ran
+            anything |= ran > 0
+            self.hooks.complete_some()
+            if not ran or self.chance is not None or self.events == before:
+                return anything
+
+    def _exited(self, warp: Warp) -> None:
+        self.events += 1
+        self.hooks.warp_exits(warp)
+
+    def _deadlock(self, clusters: list[Cluster], polling: bool) -> str:
+        warps = [warp for cluster in clusters for warp in cluster.warps]
+        blocked = [warp for warp in warps if warp.wait is not None]
+        lines = [
+            f"{len(blocked)} warp(s) wait for what nobody left can supply"
+            + (f", {len(warps) - len(blocked)} poll memory that nobody writes" if polling else "")
+        ]
+        for warp in warps[:48]:
+            what = f"waits for {warp.wait.describe()}" if warp.wait is not None else "polls"
+            lines.append(f"  {warp.name} at {warp.where} {what}")
+        if len(warps) > 48:
+            lines.append(f"  and {len(warps) - 48} more")
+        return "\n".join(lines)

@@ -1,0 +1,171 @@
+"""Barriers: mbarriers in shared memory, a CTA's numbered barriers, the barrier of a cluster."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cutegemm.emulator.faults import BarrierCountError
+from cutegemm.emulator.memory import SHARED_BASE
+
+
+@dataclass
+class Mbarrier:
+    """One mbarrier.
+
+    count       arrivals of a phase
+    pending     those still missing
+    tx          bytes announced and not yet arrived; may be negative for a while
+    phase       number of completed phases
+    suppliers   who has arrived or sent bytes so far
+    released    clock and race-checker state that whoever waits inherits
+    """
+
+    offset: int
+    count: int
+    cta: Any
+    pending: int = 0
+    tx: int = 0
+    phase: int = 0
+    suppliers: dict[str, None] = field(default_factory=dict)
+    clock: int = 0
+    next_clock: int = 0
+    release: Any = None
+    next_release: Any = None
+
+    def __post_init__(self) -> None:
+        self.pending = self.count
+
+    @property
+    def name(self) -> str:
+        """Place in shared memory, for reports."""
+        return f"mbarrier at shared offset {self.offset - SHARED_BASE} of CTA {self.cta.number}"
+
+    def arrive(self, count: int, by: str, where: str, clock: int) -> None:
+        """``count`` arrivals. Raises BarrierCountError if there are more than the phase expects."""
+        self.suppliers[by] = None
+        if count > self.pending:
+            raise BarrierCountError(
+                f"{where}: {count} arrival(s) at the {self.name}, which expects {self.pending} more in phase "
+                f"{self.phase} (count {self.count}); arrivals so far came from {', '.join(self.suppliers)}"
+            )
+        self.pending -= count
+        self.next_clock = max(self.next_clock, clock)
+        self._advance()
+
+    def expect(self, tx: int) -> None:
+        """Announces bytes."""
+        self.tx += tx
+
+    def complete(self, tx: int, by: str, clock: int) -> None:
+        """Bytes have arrived."""
+        self.suppliers[by] = None
+        self.tx -= tx
+        self.next_clock = max(self.next_clock, clock)
+        self._advance()
+
+    def passed(self, parity: int) -> bool:
+        """Whether the phase of this parity is complete."""
+        return (self.phase & 1) != parity
+
+    def _advance(self) -> None:
+        if self.pending == 0 and self.tx == 0:
+            self.phase += 1
+            self.pending = self.count
+            self.clock, self.next_clock = self.next_clock, 0
+            self.release, self.next_release = self.next_release, None
+            self.cta.cluster.machine.events += 1
+
+    def missing(self) -> str:
+        """What keeps the current phase from completing."""
+        parts = []
+        if self.pending:
+            parts.append(f"{self.pending} of {self.count} arrivals missing")
+        if self.tx > 0:
+            parts.append(f"{self.tx} announced bytes have not arrived")
+        elif self.tx < 0:
+            parts.append(f"{-self.tx} bytes arrived that nobody announced")
+        suppliers = ", ".join(list(self.suppliers)[:12]) or "nobody so far"
+        return f"{' and '.join(parts) or 'complete'}; supplied before by {suppliers}"
+
+
+@dataclass(frozen=True)
+class MbarrierWait:
+    """A warp waits for a phase."""
+
+    barrier: Mbarrier
+    parity: int
+
+    def ready(self) -> bool:
+        """See warp.Wait."""
+        return self.barrier.passed(self.parity)
+
+    def describe(self) -> str:
+        """See warp.Wait."""
+        barrier = self.barrier
+        return f"{barrier.name}: parity {self.parity}, phase {barrier.phase}, {barrier.missing()}"
+
+
+@dataclass
+class Rendezvous:
+    """A barrier that counts threads: ``bar.sync`` ids of a CTA, or the barrier of a cluster."""
+
+    name: str
+    expected: int = 0
+    arrived: int = 0
+    generation: int = 0
+    members: list[str] = field(default_factory=list)
+    clock: int = 0
+    next_clock: int = 0
+    release: Any = None
+    next_release: Any = None
+
+    def arrive(self, threads: int, expected: int, by: str, where: str, clock: int) -> int:
+        """Counts a warp's threads; returns the generation it waits for. Raises BarrierCountError."""
+        if self.arrived and self.expected != expected:
+            raise BarrierCountError(
+                f"{where}: {self.name} is used for {expected} threads while {self.arrived} wait that "
+                f"expect {self.expected}"
+            )
+        self.expected = expected
+        self.arrived += threads
+        self.members.append(by)
+        if self.arrived > expected:
+            raise BarrierCountError(
+                f"{where}: {self.arrived} threads arrived at {self.name}, which expects {expected}: "
+                + ", ".join(self.members)
+            )
+        self.next_clock = max(self.next_clock, clock)
+        waiting_for = self.generation
+        self.check()
+        return waiting_for
+
+    def check(self) -> None:
+        """Opens if everyone is there."""
+        if self.arrived and self.arrived >= self.expected:
+            self.arrived = 0
+            self.members = []
+            self.generation += 1
+            self.clock, self.next_clock = self.next_clock, 0
+            self.release, self.next_release = self.next_release, None
+
+    def passed(self, generation: int) -> bool:
+        """Whether the barrier has opened since."""
+        return self.generation > generation
+
+
+@dataclass(frozen=True)
+class RendezvousWait:
+    """A warp waits for the others."""
+
+    barrier: Rendezvous
+    generation: int
+
+    def ready(self) -> bool:
+        """See warp.Wait."""
+        return self.barrier.passed(self.generation)
+
+    def describe(self) -> str:
+        """See warp.Wait."""
+        barrier = self.barrier
+        return f"{barrier.name}: {barrier.arrived} of {barrier.expected} threads are there: " + ", ".join(
+            barrier.members
+        )

@@ -1,0 +1,173 @@
+"""Memory a kernel sees: the tensors' own bytes, and the shared memory of a CTA.
+
+Addresses: a tensor lies where torch put it; kernel parameters begin at decode.PARAM_SPACE; shared memory is
+rank << 24 | offset, with the CTA's rank in its cluster, in both shared windows.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from cutegemm.emulator.faults import OutOfBoundsError
+from cutegemm.emulator.values import Lanes
+
+RANK_SHIFT = 24
+OFFSET_MASK = (1 << RANK_SHIFT) - 1
+SHARED_BASE = 1024  # where a CTA's own shared memory begins; what is below belongs to the system
+PAGE = 1024  # granularity at which changes of shared memory are noticed
+
+
+@dataclass
+class Region:
+    """Bytes a kernel was given.
+
+    first, end   addresses of its elements' first byte and of one past the last
+    base         address of ``data[0]``; data is the whole allocation, of which the region may be a part
+    """
+
+    name: str
+    base: int
+    data: Lanes
+    first: int
+    end: int
+    views: dict[int, Lanes] = field(default_factory=dict)
+
+    def view(self, width: int) -> Lanes:
+        """The allocation as unsigned elements of ``width`` bytes, from its base on."""
+        if width not in self.views:
+            whole = len(self.data) // width * width
+            self.views[width] = self.data[:whole].view(f"u{width}")
+        return self.views[width]
+
+
+def tensor_region(name: str, tensor: torch.Tensor) -> Region:
+    """The region of a CPU tensor; strides must not be negative, the tensor may be a view."""
+    storage = tensor.untyped_storage()
+    data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # type: ignore[call-overload]
+    first = tensor.data_ptr()
+    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end = first + (span + 1) * tensor.element_size() if tensor.numel() else first
+    return Region(name, storage.data_ptr(), data, first, end)
+
+
+class GlobalMemory:
+    """All regions, with every access checked against them."""
+
+    def __init__(self) -> None:
+        self.regions: list[Region] = []
+        self.writes = 0
+
+    def add(self, region: Region) -> None:
+        """Gives the kernel a region."""
+        self.regions.append(region)
+
+    def find(self, low: int, high: int, whole_allocation: bool = False) -> Region | None:
+        """The region that holds [low, high): its elements, or with ``whole_allocation`` all around them."""
+        for region in self.regions:
+            first, end = (
+                (region.base, region.base + len(region.data))
+                if whole_allocation
+                else (region.first, region.end)
+            )
+            if first <= low and high <= end:
+                return region
+        return None
+
+    def locate(self, low: int, high: int, what: str) -> Region:
+        """The region of [low, high). Raises OutOfBoundsError."""
+        region = self.find(low, high)
+        if region is None:
+            raise OutOfBoundsError(
+                f"{what} touches global memory at 0x{low:x}..0x{high - 1:x}, outside of every operand; "
+                + "given are "
+                + ", ".join(f"{r.name} 0x{r.first:x}..0x{r.end - 1:x}" for r in self.regions)
+            )
+        return region
+
+    def load(self, addresses: Lanes, width: int, what: str) -> Lanes:
+        """Elements of ``width`` bytes at each address, as unsigned numbers."""
+        region, index = self._index(addresses, width, what)
+        return region.view(width)[index]
+
+    def store(self, addresses: Lanes, values: Lanes, width: int, what: str) -> None:
+        """Writes elements of ``width`` bytes; of equal addresses the last wins."""
+        region, index = self._index(addresses, width, what)
+        region.view(width)[index] = values
+        self.writes += 1
+
+    def _index(self, addresses: Lanes, width: int, what: str) -> tuple[Region, Lanes]:
+        region = self.locate(int(addresses.min()), int(addresses.max()) + width, what)
+        offsets = addresses.astype(np.int64) - region.base
+        if (offsets % width).any():
+            raise OutOfBoundsError(
+                f"{what} accesses {width} bytes at 0x{int(addresses.min()):x}, which is not aligned to them"
+            )
+        return region, offsets // width
+
+
+class SharedMemory:
+    """Shared memory of one CTA, filled with ones: every float in it is NaN until written.
+
+    pages   for each page a number that changes whenever it is written
+    """
+
+    def __init__(self, end: int, label: str) -> None:
+        self.label = label
+        self.end = end
+        size = -(-end // PAGE) * PAGE
+        self.data = np.full(size, 0xFF, dtype=np.uint8)
+        self.chunks = self.data.view(np.uint64).reshape(-1, 2)
+        self.views = {1: self.data, 2: self.data.view(np.uint16), 4: self.data.view(np.uint32)}
+        self.views[8] = self.data.view(np.uint64)
+        self.pages = [0] * (size // PAGE)
+        self.version = 0
+
+    def touched(self, low: int, high: int) -> None:
+        """Notes that [low, high) was written."""
+        self.version += 1
+        first, last = low // PAGE, -(-high // PAGE)
+        self.pages[first:last] = [self.version] * (last - first)
+
+    def check(self, low: int, high: int, what: str) -> None:
+        """Raises OutOfBoundsError unless [low, high) is the CTA's."""
+        if low < SHARED_BASE or high > self.end:
+            raise OutOfBoundsError(
+                f"{what} touches shared memory of {self.label} at offset {low - SHARED_BASE}.."
+                f"{high - SHARED_BASE - 1}; it has {self.end - SHARED_BASE} bytes"
+            )
+
+    def _index(self, offsets: Lanes, width: int, what: str) -> Lanes:
+        low, high = int(offsets.min()), int(offsets.max()) + width
+        self.check(low, high, what)
+        if (offsets % width).any():
+            raise OutOfBoundsError(
+                f"{what} accesses {width} bytes of shared memory of {self.label} at offset {low - SHARED_BASE}, "
+                "which is not aligned to them"
+            )
+        return offsets // width
+
+    def load(self, offsets: Lanes, width: int, what: str) -> Lanes:
+        """Elements of ``width`` bytes at each offset, as unsigned numbers."""
+        return self.views[width][self._index(offsets, width, what)]
+
+    def store(self, offsets: Lanes, values: Lanes, width: int, what: str) -> None:
+        """Writes elements of ``width`` bytes."""
+        self.views[width][self._index(offsets, width, what)] = values
+        self.touched(int(offsets.min()), int(offsets.max()) + width)
+
+
+def offset_of(address: int) -> int:
+    """Offset of a shared address in its CTA."""
+    return address & OFFSET_MASK
+
+
+def rank_of(address: int) -> int:
+    """Rank of the CTA a shared address lies in."""
+    return address >> RANK_SHIFT
+
+
+def spread(values: Any, count: int) -> Lanes:
+    """A value or array as an array of ``count``."""
+    return np.broadcast_to(np.asarray(values), (count,))

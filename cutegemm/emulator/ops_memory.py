@@ -1,0 +1,266 @@
+"""Loads, stores, atomics, address conversion, stmatrix."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cutegemm.emulator.decode import PARAM_SPACE, SINK, Decoder, Op, opcode
+from cutegemm.emulator.memory import RANK_SHIFT, offset_of, rank_of
+from cutegemm.emulator.ops_integer import type_of
+from cutegemm.emulator.ptx import Statement
+from cutegemm.emulator.values import (
+    LANES,
+    SIGNED,
+    UNSIGNED,
+    Lanes,
+    float_bits,
+    floats,
+    lanes,
+    mask_of,
+)
+
+SHARED_END = 1 << 32  # generic addresses below are shared memory
+
+
+@opcode("cvta")
+def _generic(statement: Statement, decoder: Decoder) -> Op:
+    """All spaces are parts of one address range here: a move."""
+    d = decoder.result(statement.operands[0], statement)
+    s = decoder.source(statement.operands[1], statement, 64)
+
+    def op(warp: Any) -> None:
+        warp.r[d] = warp.r[s]
+
+    return op
+
+
+@opcode("mapa.shared::cluster.u32", "mapa.shared::cluster.u64", "mapa.u64")
+def _map_rank(statement: Statement, decoder: Decoder) -> Op:
+    d = decoder.result(statement.operands[0], statement)
+    s = decoder.source(statement.operands[1], statement, 64)
+    k = decoder.source(statement.operands[2], statement, 32)
+
+    def op(warp: Any) -> None:
+        address, rank = warp.r[s], warp.r[k]
+        if type(address) is int and type(rank) is int:
+            warp.r[d] = offset_of(address) | rank << RANK_SHIFT
+        else:
+            warp.r[d] = (lanes(address, 32) & np.uint32(0xFFFFFF)) | (lanes(rank, 32) << np.uint32(24))
+
+    return op
+
+
+@opcode("ld.param")
+def _load_param(statement: Statement, decoder: Decoder) -> Op:
+    members = decoder.vector(statement.operands[0])
+    results = [decoder.result(text, statement) for text in members]
+    base, offset = decoder.address(statement.operands[1], statement)
+    kind, bits = type_of(statement)
+    width = bits // 8
+
+    def op(warp: Any) -> None:
+        start = warp.scalar(warp.r[base]) - PARAM_SPACE + offset
+        for i, slot in enumerate(results):
+            piece = warp.cta.machine.params[start + i * width : start + (i + 1) * width]
+            warp.r[slot] = int.from_bytes(piece, "little")
+
+    return op
+
+
+def _lane_addresses(warp: Any, value: Any, offset: int) -> Lanes:
+    """Addresses of the executing lanes."""
+    return lanes(value, 64)[warp.active()] + np.uint64(offset)
+
+
+def _space(opcode_text: str) -> str:
+    parts = opcode_text.split(".")
+    if "global" in parts:
+        return "global"
+    return "shared" if any(part.startswith("shared") for part in parts) else "generic"
+
+
+def read(warp: Any, addresses: Lanes, width: int, space: str) -> Lanes:
+    """Elements at each address of global or shared memory."""
+    machine = warp.cta.machine
+    if space == "global" or (space == "generic" and int(addresses[0]) >= SHARED_END):
+        return machine.memory.load(addresses, width, warp.here())
+    return _by_cta(warp, addresses, lambda cta, offsets, _: machine.hooks.load(warp, cta, offsets, width))
+
+
+def write(warp: Any, addresses: Lanes, values: Lanes, width: int, space: str) -> None:
+    """Writes elements at each address of global or shared memory."""
+    machine = warp.cta.machine
+    if space == "global" or (space == "generic" and int(addresses[0]) >= SHARED_END):
+        machine.memory.store(addresses, values, width, warp.here())
+        machine.events += 1
+        return
+
+    def store(cta: Any, offsets: Lanes, chosen: Lanes) -> Lanes:
+        machine.hooks.store(warp, cta, offsets, values[chosen], width)
+        return values[chosen]
+
+    _by_cta(warp, addresses, store)
+
+
+def _by_cta(warp: Any, addresses: Lanes, access: Callable[[Any, Lanes, Lanes], Lanes]) -> Lanes:
+    """Runs an access once for each CTA the addresses lie in."""
+    ranks = (addresses >> np.uint64(RANK_SHIFT)).astype(np.int64)
+    offsets = (addresses & np.uint64(0xFFFFFF)).astype(np.int64)
+    cluster = warp.cta.cluster
+    everything = np.ones(len(addresses), dtype=bool)
+    if (ranks == ranks[0]).all():
+        return access(cluster.cta_of(int(ranks[0]), warp), offsets, everything)
+    result: Lanes | None = None
+    for rank in np.unique(ranks).tolist():
+        chosen = ranks == rank
+        part = access(cluster.cta_of(rank, warp), offsets[chosen], chosen)
+        if result is None:
+            result = np.zeros(len(addresses), dtype=part.dtype)
+        result[chosen] = part
+    return addresses if result is None else result
+
+
+@opcode("ld.global", "ld.shared", "ld.shared::cta", "ld.shared::cluster", "ld.volatile", "ld.relaxed")
+@opcode(
+    "ld.acquire", "ld.b8", "ld.b16", "ld.b32", "ld.b64", "ld.u32", "ld.s32", "ld.u64", "ld.f32", "ld.weak"
+)
+def _load(statement: Statement, decoder: Decoder) -> Op:
+    members = decoder.vector(statement.operands[0])
+    results = [decoder.result(text, statement) for text in members]
+    base, offset = decoder.address(statement.operands[1], statement)
+    kind, bits = type_of(statement)
+    width = bits // 8
+    space = _space(statement.opcode)
+
+    def op(warp: Any) -> None:
+        value = warp.r[base]
+        uniform = type(value) is int
+        addresses = (
+            np.array([value + offset], dtype=np.uint64) if uniform else _lane_addresses(warp, value, offset)
+        )
+        for i, slot in enumerate(results):
+            part = read(warp, addresses + np.uint64(i * width), width, space)
+            if kind == "s" and bits < 32:
+                part = part.view(SIGNED[bits]).astype(np.int32).view(np.uint32)
+            if uniform:
+                warp.r[slot] = int(part[0])
+            elif warp.mask is None:
+                warp.r[slot] = part
+            else:
+                whole = np.zeros(LANES, dtype=part.dtype)
+                whole[warp.mask] = part
+                warp.r[slot] = whole
+
+    return op
+
+
+@opcode("st.global", "st.shared", "st.shared::cta", "st.shared::cluster", "st.volatile", "st.relaxed")
+@opcode("st.release", "st.b8", "st.b16", "st.b32", "st.b64", "st.u32", "st.u64", "st.f32", "st.weak")
+def _store(statement: Statement, decoder: Decoder) -> Op:
+    base, offset = decoder.address(statement.operands[0], statement)
+    _, bits = type_of(statement)
+    members = decoder.vector(statement.operands[1])
+    sources = [decoder.source(text, statement, bits) for text in members]
+    width = bits // 8
+    space = _space(statement.opcode)
+
+    def op(warp: Any) -> None:
+        active = warp.active()
+        addresses = _lane_addresses(warp, warp.r[base], offset)
+        values = np.stack([lanes(warp.r[slot], bits)[active] for slot in sources], axis=1)
+        for i in range(len(sources)):
+            write(warp, addresses + np.uint64(i * width), values[:, i], width, space)
+
+    return op
+
+
+@opcode("stmatrix.sync.aligned.m8n8")
+def _store_matrix(statement: Statement, decoder: Decoder) -> Op:
+    """Lane 8j+r gives the address of row r of matrix j; register j holds its elements."""
+    parts = statement.opcode.split(".")
+    count = {"x1": 1, "x2": 2, "x4": 4}[parts[4]]
+    transposed = "trans" in parts
+    base, offset = decoder.address(statement.operands[0], statement)
+    sources = [decoder.source(text, statement, 32) for text in decoder.vector(statement.operands[1])]
+    if parts[-1] != "b16" or len(sources) != count:
+        raise decoder.unknown(statement)
+
+    def op(warp: Any) -> int | None:
+        if warp.must_converge():
+            return warp.wait_for_lanes()
+        rows = lanes(warp.r[base], 64)[: 8 * count] + np.uint64(offset)
+        if (rows % np.uint64(16)).any():
+            raise decoder.unknown(statement, f"{warp.name} gives a row address that is not 16-byte aligned")
+        registers = np.stack([lanes(warp.r[slot], 32) for slot in sources])
+        if transposed:
+            # lane t: rows 2(t%4), 2(t%4)+1 of column t/4
+            halves = registers.view(np.uint16).reshape(count, 8, 4, 2)
+            matrix = halves.transpose(0, 2, 3, 1).reshape(8 * count, 8)
+            values = np.ascontiguousarray(matrix).view(np.uint64)
+        else:
+            values = registers.view(np.uint64).reshape(8 * count, 2)
+        write(warp, rows, values[:, 0], 8, "shared")
+        write(warp, rows + np.uint64(8), values[:, 1], 8, "shared")
+        return None
+
+    return op
+
+
+_ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda old, x: old + x,
+    "inc": lambda old, x: 0 if old >= x else old + 1,
+    "dec": lambda old, x: x if old == 0 or old > x else old - 1,
+    "exch": lambda old, x: x,
+    "and": lambda old, x: old & x,
+    "or": lambda old, x: old | x,
+    "xor": lambda old, x: old ^ x,
+    "min": min,
+    "max": max,
+}
+
+
+@opcode("atom", "red")
+def _atomic(statement: Statement, decoder: Decoder) -> Op:
+    """Lane after lane; the order among warps is the scheduler's."""
+    parts = statement.opcode.split(".")
+    kind, bits = type_of(statement)
+    operands = list(statement.operands)
+    d = decoder.result(operands.pop(0), statement) if parts[0] == "atom" else SINK
+    base, offset = decoder.address(operands.pop(0), statement)
+    sources = [decoder.source(text, statement, bits) for text in operands]
+    name = next((part for part in parts if part in _ATOMIC or part == "cas"), "")
+    if not name or (kind == "f" and name not in ("add", "exch")):
+        raise decoder.unknown(statement)
+    space = _space(statement.opcode)
+
+    def combine(old: int, values: list[int]) -> int:
+        if name == "cas":
+            return values[1] if old == values[0] else old
+        if kind == "f" and name == "add":
+            return int(float_bits(floats(old, bits) + floats(values[0], bits), bits))
+        if kind == "s" and name in ("min", "max"):
+            as_signed = [v - (1 << bits) if v >> (bits - 1) else v for v in (old, values[0])]
+            return int(_ATOMIC[name](*as_signed)) & mask_of(bits)
+        return int(_ATOMIC[name](old, values[0])) & mask_of(bits)
+
+    def op(warp: Any) -> None:
+        active = warp.active()
+        addresses = lanes(warp.r[base], 64) + np.uint64(offset)
+        operands_of = [lanes(warp.r[slot], bits) for slot in sources]
+        results = np.zeros(LANES, dtype=UNSIGNED[bits])
+        for lane in np.flatnonzero(active).tolist():
+            place = addresses[lane : lane + 1]
+            old = int(read(warp, place, bits // 8, space)[0])
+            new = combine(old, [int(values[lane]) for values in operands_of])
+            write(warp, place, np.array([new], dtype=UNSIGNED[bits]), bits // 8, space)
+            results[lane] = old
+        if d != SINK:
+            warp.r[d] = int(results[active][0]) if active.sum() == 1 and warp.mask is None else results
+
+    return op
+
+
+def remote(address: int, warp: Any) -> bool:
+    """Whether a shared address lies in another CTA of the cluster."""
+    return rank_of(address) != warp.cta.rank

@@ -1,0 +1,116 @@
+"""TMA instructions: tensor loads with or without multicast, tensor stores and their groups."""
+
+import re
+from typing import Any
+
+from cutegemm.emulator.decode import PARAM_SPACE, Decoder, Op, opcode
+from cutegemm.emulator.memory import RANK_SHIFT, offset_of, rank_of
+from cutegemm.emulator.ops_mbarrier import barrier_at
+from cutegemm.emulator.ptx import Statement
+from cutegemm.emulator.tma import TensorMap, decode_map
+from cutegemm.emulator.values import signed
+
+
+def _coordinate_operand(text: str) -> tuple[str, list[str]]:
+    """``[map, {c0, c1}]`` as the map's register and the coordinates."""
+    found = re.fullmatch(r"\[\s*([%\w$]+)\s*,\s*\{([^}]*)\}\s*\]", text)
+    if found is None:
+        return "", []
+    return found[1], [part.strip() for part in found[2].split(",")]
+
+
+def tensor_map_at(warp: Any, address: int) -> TensorMap:
+    """The tensor map at a parameter or global address; read once."""
+    machine = warp.cta.machine
+    known = machine.tensor_maps.get(address)
+    if known is None:
+        if address >= PARAM_SPACE:
+            start = address - PARAM_SPACE
+            data = bytes(machine.params[start : start + 128])
+        else:
+            region = machine.memory.locate(address, address + 128, warp.here())
+            data = region.data[address - region.base : address - region.base + 128].tobytes()
+        known = machine.tensor_maps[address] = decode_map(data)
+    return known
+
+
+@opcode("cp.async.bulk.tensor")
+def _tensor_copy(statement: Statement, decoder: Decoder) -> Op:
+    parts = statement.opcode.split(".")
+    if "im2col" in parts or any(part.startswith("cta_group") for part in parts):
+        raise decoder.unknown(statement)
+    spaces = [part for part in parts if part in ("global", "shared::cta", "shared::cluster")]
+    if spaces[0] == "global":
+        return _store(statement, decoder)
+    return _load(statement, decoder, "multicast::cluster" in parts)
+
+
+def _load(statement: Statement, decoder: Decoder, multicast: bool) -> Op:
+    base, offset = decoder.address(statement.operands[0], statement)
+    map_register, names = _coordinate_operand(statement.operands[1])
+    if not names:
+        raise decoder.unknown(statement)
+    tensor_map = decoder.source(map_register, statement, 64)
+    coordinates = [decoder.source(text, statement, 32) for text in names]
+    barrier_base, barrier_offset = decoder.address(statement.operands[2], statement)
+    mask = decoder.source(statement.operands[3], statement, 16) if multicast else None
+
+    def op(warp: Any) -> None:
+        r, scalar = warp.r, warp.scalar
+        where = scalar(r[base]) + offset
+        barrier = barrier_at(warp, scalar(r[barrier_base]) + barrier_offset)
+        targets = [(warp.cta.cluster.cta_of(rank_of(where), warp), barrier)]
+        if mask is not None:
+            bits = scalar(r[mask])
+            ranks = [rank for rank in range(16) if bits >> rank & 1]
+            targets = [
+                (warp.cta.cluster.cta_of(rank, warp), barrier_at(warp, rank << RANK_SHIFT | barrier.offset))
+                for rank in ranks
+            ]
+        warp.cta.machine.hooks.tma_load(
+            warp,
+            tensor_map_at(warp, scalar(r[tensor_map])),
+            tuple(signed(scalar(r[slot]), 32) for slot in coordinates),
+            offset_of(where),
+            targets,
+        )
+
+    return op
+
+
+def _store(statement: Statement, decoder: Decoder) -> Op:
+    map_register, names = _coordinate_operand(statement.operands[0])
+    if not names or "tile" not in statement.opcode.split("."):
+        raise decoder.unknown(statement)
+    tensor_map = decoder.source(map_register, statement, 64)
+    coordinates = [decoder.source(text, statement, 32) for text in names]
+    base, offset = decoder.address(statement.operands[1], statement)
+
+    def op(warp: Any) -> None:
+        r, scalar = warp.r, warp.scalar
+        warp.cta.machine.hooks.tma_store(
+            warp,
+            tensor_map_at(warp, scalar(r[tensor_map])),
+            tuple(signed(scalar(r[slot]), 32) for slot in coordinates),
+            offset_of(scalar(r[base]) + offset),
+        )
+
+    return op
+
+
+@opcode("cp.async.bulk.commit_group")
+def _commit(statement: Statement, decoder: Decoder) -> Op:
+    def op(warp: Any) -> None:
+        warp.cta.machine.hooks.commit_stores(warp)
+
+    return op
+
+
+@opcode("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read")
+def _wait(statement: Statement, decoder: Decoder) -> Op:
+    pending = decoder.source(statement.operands[0], statement, 32)
+
+    def op(warp: Any) -> None:
+        warp.cta.machine.hooks.wait_stores(warp, warp.scalar(warp.r[pending]))
+
+    return op

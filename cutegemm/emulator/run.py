@@ -1,0 +1,108 @@
+"""One emulated launch, from compiled code and CPU tensors to the result."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from cutegemm.emulator import (
+    ops_control,
+    ops_float,
+    ops_integer,
+    ops_mbarrier,
+    ops_memory,
+    ops_tma,
+    ops_wgmma,
+)
+from cutegemm.emulator.decode import Decoder, Program
+from cutegemm.emulator.faults import HostCodeError
+from cutegemm.emulator.host import TensorArgument, launch_of
+from cutegemm.emulator.machine import LaunchRecord, Machine
+from cutegemm.emulator.memory import SHARED_BASE, GlobalMemory, tensor_region
+from cutegemm.emulator.ptx import parse
+from cutegemm.emulator.trace import Trace
+
+FAMILIES = (ops_control, ops_float, ops_integer, ops_mbarrier, ops_memory, ops_tma, ops_wgmma)
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What came of a launch.
+
+    out            the result, a CPU tensor; None for a bare ``run`` of arbitrary code
+    outputs        an epilogue's further results, by name
+    trace          what ran when
+    launch         grid, block, cluster and parameters; None if the host code launched nothing
+    instructions   warp instructions executed
+    """
+
+    out: torch.Tensor | None
+    outputs: Mapping[str, torch.Tensor]
+    trace: Trace
+    launch: LaunchRecord | None
+    instructions: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+
+@lru_cache(maxsize=16)
+def program_of(ptx: str) -> Program:
+    """The decoded kernel of a PTX text; kept, because decoding takes a while."""
+    return Decoder(parse(ptx), SHARED_BASE).decode()
+
+
+def run(
+    compiled: Any,
+    *arguments: Any,
+    seed: int | None = None,
+    check: bool = False,
+    ptx: str | None = None,
+) -> Emulation:
+    """Runs a compiled kernel on CPU tensors, which are written in place.
+
+    compiled    a cutegemm Artifact, or what ``cute.compile`` returned with ``--keep-ptx``
+    arguments   those of the host function: tensors (or TensorArgument), ints, None for a stream, ctypes values
+                for addresses of host memory
+    seed        None: a fixed order, everything as early as possible; a number: random order of warps, late
+                asynchronous work, try_waits that fail for no reason
+    check       whether races and uninitialised reads of shared memory are looked for
+    ptx         device code to run instead of the compiled one's
+
+    Raises EmulationError and its subclasses for faults of the kernel.
+    """
+    text = ptx if ptx is not None else _ptx_of(compiled)
+    program = program_of(text)
+    memory = GlobalMemory()
+    for number, argument in enumerate(arguments):
+        tensor = argument.tensor if isinstance(argument, TensorArgument) else argument
+        if isinstance(tensor, torch.Tensor):
+            if tensor.device.type != "cpu":
+                raise HostCodeError(
+                    f"argument {number} lies on {tensor.device}; the emulator takes CPU tensors"
+                )
+            memory.add(tensor_region(f"argument {number}", tensor))
+    launch = launch_of(_host_of(compiled), program.module, arguments)
+    if launch is None:
+        return Emulation(None, {}, Trace(), None)
+    machine = Machine(program, launch, memory, seed)
+    machine.run()
+    return Emulation(None, {}, machine.trace, launch, machine.instructions)
+
+
+def _ptx_of(compiled: Any) -> str:
+    text = getattr(compiled, "ptx", None) or getattr(compiled, "__ptx__", None)
+    if not isinstance(text, str):
+        raise HostCodeError(
+            f"{type(compiled).__name__} carries no PTX; compile it with the option --keep-ptx"
+        )
+    return text
+
+
+def _host_of(compiled: Any) -> str:
+    text = getattr(compiled, "host_mlir", None)
+    if text is None and getattr(compiled, "ir_module", None) is not None:
+        text = str(compiled.ir_module)
+    if not isinstance(text, str):
+        raise HostCodeError(f"{type(compiled).__name__} carries no host code to take the launch from")
+    return text

@@ -1,0 +1,197 @@
+"""TMA: tensor maps as the host code writes them, and the copies they describe.
+
+A tensor map is 16 64-bit words, of which the host fills eight:
+
+    0   bits 4..56   global address
+    1   4..6 rank-1; 7..10 element type; 13..14 swizzle; 32..63 stride of dimension 1 in 16-byte units
+    2   strides of dimensions 2 and 3; 3: of dimension 4, and bits 32..35, 36..39, ... of all four
+    4   sizes minus one of dimensions 0, 1; 5: of 2, 3; 6: of 4 in bits 0..31
+    6   56..63 box size minus one of dimension 0; 7: of dimensions 1, 2, ... in 8 bits each
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from cutegemm.emulator.faults import EmulationError, OutOfBoundsError
+from cutegemm.emulator.memory import GlobalMemory, Region, SharedMemory
+from cutegemm.emulator.values import Lanes
+
+ELEMENT_BYTES = {0: 1, 2: 4, 6: 2, 7: 4, 10: 2}
+SWIZZLE_BITS = {0: 0, 1: 1, 2: 2, 3: 3}  # how many chunk-address bits are exchanged: none, 32, 64, 128 bytes
+UNIT = 16  # bytes: what TMA moves at least, and the granule of swizzling
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A decoded tensor map; dimension 0 is the contiguous one.
+
+    sizes, box   elements; strides: bytes, of dimensions 1 and up
+    swizzle      address bits exchanged: 0, 1, 2 or 3 for none, 32, 64, 128 bytes
+    """
+
+    address: int
+    element: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a box along dimension 0."""
+        return self.box[0] * self.element
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes of a whole box: what a load announces, whatever lies outside of the tensor."""
+        return int(np.prod(self.box)) * self.element
+
+
+def decode_map(data: bytes) -> TensorMap:
+    """Reads 128 bytes of a tensor map. Raises EmulationError for what is not understood."""
+    words = [int.from_bytes(data[i * 8 : i * 8 + 8], "little") for i in range(8)]
+    rank = (words[1] >> 4 & 7) + 1
+    kind = words[1] >> 7 & 0xF
+    if kind not in ELEMENT_BYTES or rank > 5 or words[6] >> 32 & 0xFFFFFF:
+        raise EmulationError(
+            f"a tensor map of rank {rank}, element type {kind} and words {[hex(w) for w in words]} "
+            "is not understood"
+        )
+    low = [words[1] >> 32, words[2] & 0xFFFFFFFF, words[2] >> 32, words[3] & 0xFFFFFFFF]
+    strides = [(low[i] | (words[3] >> (32 + 4 * i) & 0xF) << 32) * UNIT for i in range(rank - 1)]
+    sizes = [words[4], words[4] >> 32, words[5], words[5] >> 32, words[6]]
+    box = [words[6] >> 56, *(words[7] >> (8 * i) & 0xFF for i in range(4))]
+    return TensorMap(
+        address=words[0] & ((1 << 57) - 1) & ~0xF,
+        element=ELEMENT_BYTES[kind],
+        sizes=tuple((size & 0xFFFFFFFF) + 1 for size in sizes[:rank]),
+        strides=tuple(strides),
+        box=tuple(b + 1 for b in box[:rank]),
+        swizzle=SWIZZLE_BITS[words[1] >> 13 & 3],
+    )
+
+
+@lru_cache(maxsize=512)
+def swizzled_units(phase: int, rows: int, row_units: int, swizzle: int) -> Lanes:
+    """Where the 16-byte units of a box lie, counted from ``start - phase`` units; (rows, row_units).
+
+    phase: the start in units within 1024 bytes. Address bits 4.. are exchanged with bits 7..
+    """
+    units = phase + np.arange(rows * row_units, dtype=np.int64)
+    if swizzle:
+        units = units ^ (units >> 3 & ((1 << swizzle) - 1))
+    return units.reshape(rows, row_units)
+
+
+def _units(start: int, tensor_map: TensorMap) -> Lanes:
+    """Indices of a box's 16-byte units in shared memory, (rows, units of a row)."""
+    row_units = tensor_map.row_bytes // UNIT
+    rows = tensor_map.box_bytes // tensor_map.row_bytes
+    phase = start // UNIT % 64
+    return swizzled_units(phase, rows, row_units, tensor_map.swizzle) + (start // UNIT - phase)
+
+
+def _check_start(start: int, tensor_map: TensorMap, what: str) -> None:
+    if start % 128 or tensor_map.row_bytes % UNIT:
+        raise OutOfBoundsError(
+            f"{what}: a box of {tensor_map.row_bytes}-byte rows at shared address {start} is not made of "
+            "16-byte units on a 128-byte boundary"
+        )
+
+
+def _rows(tensor_map: TensorMap, coordinates: tuple[int, ...]) -> tuple[list[tuple[int, int]], int, int]:
+    """Rows of a box that exist: (row of the box, global address of its first existing byte).
+
+    Also returns the byte in each box row where existing bytes begin, and how many there are.
+    """
+    element = tensor_map.element
+    first = max(0, -coordinates[0])
+    count = max(0, min(tensor_map.box[0], tensor_map.sizes[0] - coordinates[0]) - first)
+    rows = []
+    outer = tensor_map.box[1:]
+    for number in range(int(np.prod(outer))):
+        rest, address, inside = number, tensor_map.address, True
+        for dimension, size in enumerate(outer, 1):
+            at = coordinates[dimension] + rest % size
+            rest //= size
+            inside = inside and 0 <= at < tensor_map.sizes[dimension]
+            address += at * tensor_map.strides[dimension - 1]
+        if inside and count:
+            rows.append((number, address + (coordinates[0] + first) * element))
+    return rows, first * element, count * element
+
+
+def read_box(tensor_map: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory, what: str) -> Lanes:
+    """A box's bytes, (rows, bytes of a row): zeros where the tensor has no elements."""
+    row_bytes = tensor_map.row_bytes
+    box = np.zeros((tensor_map.box_bytes // row_bytes, row_bytes), dtype=np.uint8)
+    rows, first, count = _rows(tensor_map, coordinates)
+    if not rows:
+        return box
+    region = memory.locate(rows[0][1], rows[-1][1] + count, what)
+    _copy_rows(region, rows, box[:, first : first + count], load=True)
+    return box
+
+
+def _copy_rows(region: Region, rows: list[tuple[int, int]], window: Lanes, load: bool) -> None:
+    """Between consecutive box rows and equally spaced rows of memory, or row by row."""
+    count = window.shape[1]
+    starts = [address - region.base for _, address in rows]
+    steps = {b - a for a, b in zip(starts, starts[1:], strict=False)}
+    if len(steps) <= 1:
+        step = steps.pop() if steps else count
+        inside = np.lib.stride_tricks.as_strided(
+            region.data[starts[0] :], (len(rows), count), (step, 1), writeable=not load
+        )
+        chosen = window[rows[0][0] : rows[-1][0] + 1]
+        if load:
+            chosen[:] = inside
+        else:
+            inside[:] = chosen
+        return
+    for (number, _), start in zip(rows, starts, strict=True):
+        if load:
+            window[number] = region.data[start : start + count]
+        else:
+            region.data[start : start + count] = window[number]
+
+
+def put_box(tensor_map: TensorMap, box: Lanes, shared: SharedMemory, start: int, what: str) -> None:
+    """Writes a box's bytes to swizzled shared memory."""
+    _check_start(start, tensor_map, what)
+    shared.check(start, start + tensor_map.box_bytes, what)
+    units = _units(start, tensor_map)
+    shared.chunks[units] = box.view(np.uint64).reshape(*units.shape, 2)
+    shared.touched(start, start + tensor_map.box_bytes)
+
+
+def take_box(tensor_map: TensorMap, shared: SharedMemory, start: int, what: str) -> Lanes:
+    """Reads a box's bytes from swizzled shared memory, (rows, bytes of a row)."""
+    _check_start(start, tensor_map, what)
+    shared.check(start, start + tensor_map.box_bytes, what)
+    units = _units(start, tensor_map)
+    return np.ascontiguousarray(shared.chunks[units]).view(np.uint8).reshape(len(units), -1)
+
+
+def write_box(
+    tensor_map: TensorMap, coordinates: tuple[int, ...], box: Lanes, memory: GlobalMemory, what: str
+) -> None:
+    """Stores a box's elements that exist.
+
+    Hardware writes whole 16-byte units: a row that ends inside one is written up to its end, with what the
+    box holds there. Raises OutOfBoundsError if that leaves the allocation.
+    """
+    rows, first, count = _rows(tensor_map, coordinates)
+    if not rows:
+        return
+    count = min(-(-count // UNIT) * UNIT, tensor_map.row_bytes - first)
+    low, high = rows[0][1], rows[-1][1] + count
+    region = memory.find(low, high, whole_allocation=True)
+    if region is None:
+        raise OutOfBoundsError(
+            f"{what} writes global memory at 0x{low:x}..0x{high - 1:x}, outside of any tensor"
+        )
+    _copy_rows(region, rows, box[:, first : first + count], load=False)
+    memory.writes += 1
