@@ -72,7 +72,7 @@ class Decoder:
         self.program = Program(module)
         self.program.template.append(0)  # SINK
         self._slots: dict[tuple[int, str], int] = {}
-        self._literals: dict[int | bool, int] = {}
+        self._literals: dict[tuple[str, int], int] = {}
         self._written: list[int] = []
         self._place_params()
         self._place_shared(shared_base)

@@ -45,7 +45,7 @@ class Region:
 def tensor_region(name: str, tensor: torch.Tensor) -> Region:
     """The region of a CPU tensor; strides must not be negative, the tensor may be a view."""
     storage = tensor.untyped_storage()
-    data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # type: ignore[call-overload]
+    data = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     first = tensor.data_ptr()
     span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     end = first + (span + 1) * tensor.element_size() if tensor.numel() else first
@@ -119,7 +119,11 @@ class SharedMemory:
         size = -(-end // PAGE) * PAGE
         self.data = np.full(size, 0xFF, dtype=np.uint8)
         self.chunks = self.data.view(np.uint64).reshape(-1, 2)
-        self.views = {1: self.data, 2: self.data.view(np.uint16), 4: self.data.view(np.uint32)}
+        self.views: dict[int, Lanes] = {
+            1: self.data,
+            2: self.data.view(np.uint16),
+            4: self.data.view(np.uint32),
+        }
         self.views[8] = self.data.view(np.uint64)
         self.pages = [0] * (size // PAGE)
         self.version = 0
@@ -143,8 +147,8 @@ class SharedMemory:
         self.check(low, high, what)
         if (offsets % width).any():
             raise OutOfBoundsError(
-                f"{what} accesses {width} bytes of shared memory of {self.label} at offset {low - SHARED_BASE}, "
-                "which is not aligned to them"
+                f"{what} accesses {width} bytes of shared memory of {self.label} at offset "
+                f"{low - SHARED_BASE}, which is not aligned to them"
             )
         return offsets // width
 

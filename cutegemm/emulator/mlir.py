@@ -1,4 +1,4 @@
-"""The LLVM dialect of MLIR as far as compiled host code uses it: types with their layout, and parsed functions."""
+"""The LLVM dialect of MLIR as far as compiled host code uses it: types with their layout, functions."""
 
 import re
 from dataclasses import dataclass, field

@@ -10,6 +10,7 @@ from cutegemm.emulator.ptx import Statement
 from cutegemm.emulator.values import (
     SIGNED,
     UNSIGNED,
+    Lanes,
     Value,
     as_bits,
     floats,
@@ -103,8 +104,9 @@ def _wide(statement: Statement, decoder: Decoder) -> Op:
     def vector(a: Value, b: Value) -> Any:
         if bits == 64:
             raise decoder.unknown(statement, "64-bit high products of lanes")
-        one, two = (lanes(v, bits).view(table[bits]).astype(table[2 * bits]) for v in (a, b))
-        product = (one * two).view(UNSIGNED[2 * bits])
+        one: Lanes = lanes(a, bits).view(table[bits]).astype(table[2 * bits])
+        two: Lanes = lanes(b, bits).view(table[bits]).astype(table[2 * bits])
+        product: Lanes = (one * two).view(UNSIGNED[2 * bits])
         return (product >> np.array(bits, product.dtype)).astype(UNSIGNED[bits]) if high else product
 
     return _binary(statement, decoder, bits, scalar, vector)
@@ -391,7 +393,7 @@ def _unpack(statement: Statement, decoder: Decoder, bits: int) -> Op:
             for i, slot in enumerate(slots):
                 warp.r[slot] = value >> (i * each) & mask_of(each)
         else:
-            parts = np.ascontiguousarray(lanes(value, bits)).view(UNSIGNED[each])
+            parts: Lanes = np.ascontiguousarray(lanes(value, bits)).view(UNSIGNED[each])
             parts = parts.reshape(32, len(slots))
             for i, slot in enumerate(slots):
                 warp.r[slot] = parts[:, i].copy()

@@ -56,7 +56,7 @@ def _load_param(statement: Statement, decoder: Decoder) -> Op:
     members = decoder.vector(statement.operands[0])
     results = [decoder.result(text, statement) for text in members]
     base, offset = decoder.address(statement.operands[1], statement)
-    kind, bits = type_of(statement)
+    _, bits = type_of(statement)
     width = bits // 8
 
     def op(warp: Any) -> None:
@@ -248,7 +248,7 @@ def _atomic(statement: Statement, decoder: Decoder) -> Op:
         active = warp.active()
         addresses = lanes(warp.r[base], 64) + np.uint64(offset)
         operands_of = [lanes(warp.r[slot], bits) for slot in sources]
-        results = np.zeros(LANES, dtype=UNSIGNED[bits])
+        results: Lanes = np.zeros(LANES, dtype=UNSIGNED[bits])
         for lane in np.flatnonzero(active).tolist():
             place = addresses[lane : lane + 1]
             old = int(read(warp, place, bits // 8, space)[0])

@@ -11,6 +11,7 @@ A tensor map is 16 64-bit words, of which the host fills eight:
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -139,7 +140,7 @@ def _copy_rows(region: Region, rows: list[tuple[int, int]], window: Lanes, load:
     """Between consecutive box rows and equally spaced rows of memory, or row by row."""
     count = window.shape[1]
     starts = [address - region.base for _, address in rows]
-    steps = {b - a for a, b in zip(starts, starts[1:], strict=False)}
+    steps = {b - a for a, b in pairwise(starts)}
     if len(steps) <= 1:
         step = steps.pop() if steps else count
         inside = np.lib.stride_tricks.as_strided(

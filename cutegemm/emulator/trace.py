@@ -55,7 +55,7 @@ class Trace:
         return found
 
     def chrome(self) -> dict[str, Any]:
-        """The trace in the Chrome trace format: one process a CTA, one thread a lane, cycles as microseconds."""
+        """The trace in the Chrome trace format: a process for each CTA, a thread for each lane, in cycles."""
         rows: list[dict[str, Any]] = []
         for number, ((cta, lane), events) in enumerate(sorted(self.lanes().items())):
             rows.append({"ph": "M", "name": "process_name", "pid": cta, "args": {"name": f"CTA {cta}"}})

@@ -62,7 +62,7 @@ def floats(value: Value, bits: int = 32) -> Any:
 def float_bits(numbers: Any, bits: int = 32) -> Value:
     """Numbers as the bits a register holds; a scalar becomes a uniform value."""
     kind = {16: np.float16, 32: np.float32, 64: np.float64}[bits]
-    array = np.asarray(numbers, dtype=kind).view(UNSIGNED[bits])
+    array: Any = np.asarray(numbers, dtype=kind).view(UNSIGNED[bits])
     return int(array) if array.ndim == 0 else array
 
 

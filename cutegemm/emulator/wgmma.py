@@ -29,7 +29,7 @@ BLAS_LIMIT = 1 << 17  # multiply-adds of one BLAS call: few enough that it stays
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of one instruction: its descriptor, rows (M or N) and whether it is contiguous along them."""
+    """One operand of one instruction: descriptor, rows (M or N), whether it is contiguous along them."""
 
     descriptor: int
     rows: int
