@@ -1,26 +1,52 @@
 """Which output tile next: an order F(i) -> (m, n) and an assignment worker -> i, freely combined.
 
 arithmetic.py   integer arithmetic shared by host and device
-order.py        RowMajor, ColumnMajor, GroupedM, GroupedN
+order.py        RowMajor, ColumnMajor, GroupedM, GroupedN, Blocked, Morton, Hilbert
 assignment.py   Persistent, Static
+default.py      the order chosen when none is given
+checker.py      is an order a bijection?
+analysis.py     waves: which tiles run together, and what they read
+plot.py         the same as a picture
+notation.py     schedulers as text, for the command line
 """
 
 from dataclasses import dataclass, field
 
 from cutegemm.errors import OperandTypeError
+from cutegemm.scheduler.analysis import Grid, Summary, Tile, Wave, summarise, waves
 from cutegemm.scheduler.assignment import Assignment, Persistent, Static
-from cutegemm.scheduler.order import ColumnMajor, GroupedM, GroupedN, RowMajor, TileOrder
+from cutegemm.scheduler.checker import check_bijection
+from cutegemm.scheduler.default import default_order
+from cutegemm.scheduler.order import (
+    Blocked,
+    ColumnMajor,
+    GroupedM,
+    GroupedN,
+    Hilbert,
+    Morton,
+    RowMajor,
+    TileOrder,
+)
 
 __all__ = [
     "Assignment",
+    "Blocked",
     "ColumnMajor",
     "GroupedM",
     "GroupedN",
+    "Hilbert",
+    "Morton",
     "Persistent",
     "RowMajor",
     "Static",
+    "Summary",
+    "Tile",
     "TileOrder",
     "TileScheduler",
+    "Wave",
+    "check_bijection",
+    "default_order",
+    "summarise",
 ]
 
 
@@ -48,6 +74,33 @@ class TileScheduler:
                 f"assignment={self.assignment!r} lacks workers(), first() or next(); "
                 "pass an assignment such as Persistent()"
             )
+
+    def waves(
+        self,
+        tiles_m: int,
+        tiles_n: int,
+        workers: int,
+        *,
+        tile_m: int,
+        tile_n: int,
+        k: int,
+        dtype: object,
+        cluster: tuple[int, int] = (1, 1),
+        batch: int = 1,
+    ) -> list[Wave]:
+        """The waves in which a grid of tiles_m x tiles_n output tiles is done.
+
+        workers         clusters the GPU runs at one time
+        tile_m, tile_n  elements of a tile
+        k, dtype        depth of the product, and the dtype of A and B (name or torch dtype)
+        cluster         CTAs of a cluster along M and N, each with a tile; the order walks clusters
+        batch           independent products, one after another
+
+        ``summarise(waves, workers * CTAs of a cluster)`` has efficiency and working set of the whole.
+        Raises ConfigError, OperandTypeError.
+        """
+        grid = Grid(tiles_m, tiles_n, tile_m, tile_n, k, dtype, cluster, batch)
+        return waves(self.order, self.assignment, grid, workers)
 
     def __str__(self) -> str:
         return f"{self.order!r} x {self.assignment!r}"
