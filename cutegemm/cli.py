@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cutegemm.errors import CutegemmError
+from cutegemm.errors import ConfigError, CutegemmError
 
 if TYPE_CHECKING:
     from cutegemm.inspection import Request
@@ -53,8 +53,12 @@ def parser(first_word: str = "") -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    explain = commands.add_parser("explain", help="why a shape gets the configuration it gets")
+    explain = commands.add_parser(
+        "explain",
+        help="why a shape gets the configuration it gets; with --schedule, in which waves it is done",
+    )
     _add_problem(explain)
+    _add_waves(explain)
     explain.set_defaults(command=_explain)
 
     inspect = commands.add_parser("inspect", help="compile a kernel and show its resources and instructions")
@@ -131,6 +135,33 @@ def _add_problem(command: argparse.ArgumentParser) -> None:
     command.add_argument("--target", help="sm_90a or sm_100a (default: the GPU here, without one sm_90a)")
 
 
+def _add_waves(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group(
+        "waves", "with --schedule: which tiles run together, and how much of A and B they read"
+    )
+    group.add_argument(
+        "--schedule",
+        dest="order",
+        metavar="ORDER",
+        help='order of the tiles, such as "GroupedM(8)" or "Hilbert"',
+    )
+    group.add_argument(
+        "--assignment",
+        help='who takes which tile, such as "Static" or "Persistent(100)" (default Persistent)',
+    )
+    group.add_argument(
+        "--workers", type=int, help="clusters that run at one time (default: all that fit the GPU)"
+    )
+    group.add_argument("--plot", metavar="FILE", type=Path, help="draw them into FILE (.png, .svg or .pdf)")
+    group.add_argument(
+        "--tile",
+        metavar="MxNxK",
+        type=_pair_or_triple(3, "128x256x64"),
+        help="tile (default: the heuristic's)",
+    )
+    group.add_argument("--cluster", metavar="MxN", type=_pair_or_triple(2, "2x1"), help="CTAs of a cluster")
+
+
 def _add_config(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group(
         "configuration", "left out, the heuristic chooses; given, --tile is needed"
@@ -173,7 +204,30 @@ def _request(arguments: argparse.Namespace) -> "Request":
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    print(_request(arguments).compile().explain())
+    if arguments.order is None:
+        for name in ("assignment", "workers", "plot"):
+            if getattr(arguments, name) is not None:
+                raise ConfigError(
+                    f'--{name} is about waves; say in which order, e.g. --schedule "GroupedM(8)"'
+                )
+        print(_request(arguments).compile().explain())
+        return 0
+
+    from rich.console import Console
+
+    from cutegemm.scheduler import TileScheduler
+    from cutegemm.scheduler.notation import parse_assignment, parse_order
+    from cutegemm.scheduler.report import report
+
+    scheduler = TileScheduler(
+        parse_order(arguments.order), parse_assignment(arguments.assignment or "Persistent")
+    )
+    gemm = _request(arguments).compile()
+    waves = report(scheduler, gemm.problem, gemm.config, gemm.target, workers=arguments.workers)
+    waves.render(Console())
+    if arguments.plot is not None:
+        waves.save_picture(arguments.plot)
+        print(arguments.plot, file=sys.stderr)
     return 0
 
 
