@@ -37,7 +37,7 @@ def compile(
     a_major     "k" or "m": the contiguous mode of A (M, K)
     b_major     "k" or "n": the contiguous mode of B (K, N); a row-major weight w (N, K) as w.t() is "k"
     out_major   "n" or "m": the contiguous mode of D (M, N)
-    scheduler   order of tiles and assignment to workers; GroupedM x Persistent if None
+    scheduler   order of tiles and assignment to workers; None: chosen with the configuration
     config      a GemmConfig, or None: chosen by the heuristic
     target      "sm_90a", or None: the current GPU. Cross-compiling needs no GPU.
 
@@ -58,7 +58,7 @@ def compile(
     if name not in BUILT_TARGETS:
         raise TargetError(f"there is no kernel for {name} yet; built are: {', '.join(BUILT_TARGETS)}")
     dsl_version()
-    return Gemm(problem, config, scheduler or TileScheduler(), name).prepare()
+    return Gemm(problem, config, scheduler, name).prepare()
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,28 +1,20 @@
 """Gemm: what ``compile`` returns. Chooses and builds kernels on first use, checks and launches calls."""
 
 import ctypes
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from cutegemm import heuristic
 from cutegemm.artifact import Artifact, Resources
-from cutegemm.cache import default_cache
 from cutegemm.callrecord import CallRecord, Outcome, OutcomeWord
 from cutegemm.config import GemmConfig
-from cutegemm.errors import (
-    CutegemmError,
-    DeviceError,
-    MissingDependencyError,
-    OperandTypeError,
-    TargetError,
-)
-from cutegemm.fingerprint import KernelKey, kernel_key
+from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, TargetError
 from cutegemm.hardware import Gpu, current_gpu, gpu_by_name
-from cutegemm.hopper.plan import HopperPlan, StorePath, plan
+from cutegemm.hopper.plan import StorePath
+from cutegemm.kernels import Choice, Kernels
 from cutegemm.operands import (
     check_grad,
     check_out,
@@ -34,7 +26,6 @@ from cutegemm.operands import (
 from cutegemm.problem import GemmProblem
 from cutegemm.residency import loading_allowed, resident_clusters
 from cutegemm.scheduler import TileScheduler
-from cutegemm.scheduler.identity import scheduler_identity
 
 # Cross-compiling names no GPU; the choice is then made for this one.
 NOMINAL_GPU = {"sm_90a": "H200"}
@@ -55,20 +46,21 @@ class Gemm:
     """
 
     def __init__(
-        self, problem: GemmProblem, config: GemmConfig | None, scheduler: TileScheduler, target: str
+        self,
+        problem: GemmProblem,
+        config: GemmConfig | None,
+        scheduler: TileScheduler | None,
+        target: str,
     ) -> None:
         self.problem = problem
-        self.scheduler = scheduler
         self.target = target
-        self._asked = config
-        self._lock = threading.RLock()
-        self._kernels: dict[tuple[GemmConfig, StorePath], Artifact] = {}
+        self._kernels = Kernels(problem, config, scheduler, target)
         self._static = problem.is_static
         self._store = store_path(problem, (problem.l, problem.m, problem.n, problem.k), None)
         self._launches: dict[Any, Launch] = {}
         self._prepared: dict[tuple[Any, StorePath], Launch] = {}
         if config is not None:
-            self._plan(config, self._store)  # an illegal configuration is refused here, not at the first call
+            self._choice()  # an illegal configuration is refused here, not at the first call
 
     # --- calling ---------------------------------------------------------------------------------------
 
@@ -164,9 +156,9 @@ class Gemm:
                 f"this gemm was compiled for {self.target}, GPU {device} ({gpu.name}) runs {gpu.target}; "
                 f'compile with target="{gpu.target}"'
             )
-        config = self._config_for(self.problem.with_sizes(*sizes), gpu, store)
-        artifact = self._artifact(config, store)
-        resident = resident_clusters(artifact, config.cluster_size, device)
+        choice = self._kernels.choice(self.problem.with_sizes(*sizes), gpu, store)
+        artifact = self._kernels.artifact(choice)
+        resident = resident_clusters(artifact, choice.plan(self.problem).cluster_ctas, device)
         return Launch(artifact.load(), CallRecord(*sizes, resident, 0), CallRecord(*sizes, resident, 1))
 
     def _allocate(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -182,28 +174,33 @@ class Gemm:
     @property
     def config(self) -> GemmConfig:
         """The configuration used, stages filled in; for sizes unknown as yet, the one for about 4096."""
-        if self._asked is not None:
-            return self._plan(self._asked, self._store).config
-        return self._config_for(self.problem, self._gpu(), self._store)
+        return self._choice().config
+
+    @property
+    def scheduler(self) -> TileScheduler:
+        """Tile order and assignment used; where not given, chosen with the configuration."""
+        return self._choice().scheduler
+
+    def _choice(self) -> Choice:
+        return self._kernels.choice(self.problem, self._gpu(), self._store)
 
     def prepare(self) -> "Gemm":
         """Imports the kernel compiler now if ``config``'s kernel is not in the cache. Returns self.
 
         ``compile`` calls it, so that a first call takes the time of compiling and no more.
         """
-        if not default_cache().holds(self._key(self.config, self._store)):
-            _builder()
+        self._kernels.import_compiler_unless_cached(self._choice())
         return self
 
     def build(self) -> "Gemm":
         """Compiles now what the first call would compile. Needs no GPU. Returns self. Raises BuildError."""
-        self._artifact(self.config, self._store)
+        self._kernels.artifact(self._choice())
         return self
 
     @property
     def artifact(self) -> Artifact:
         """The compiled kernel of ``config``; built on first use."""
-        return self._artifact(self.config, self._store)
+        return self._kernels.artifact(self._choice())
 
     @property
     def ptx(self) -> str:
@@ -227,28 +224,30 @@ class Gemm:
 
     def explain(self, count: int = 8) -> str:
         """Why this configuration: the cheapest candidates with each term of the cost model, in SM cycles."""
-        gpu = self._gpu()
-        lines = [f"{self.problem} on {gpu.name} ({gpu.sms} SMs, {self.target}), tiles by {self.scheduler}"]
-        if self._asked is not None:
-            lines.append(f"configuration given, not chosen: {self.config}")
+        gpu, choice = self._gpu(), self._choice()
+        lines = [f"{self.problem} on {gpu.name} ({gpu.sms} SMs, {self.target}), tiles by {choice.scheduler}"]
+        if self._kernels.config is not None:
+            lines.append(f"configuration given, not chosen: {choice.config}")
         lines.append(
-            f"{'total':>10} {'waves':>6} {'tiles':>7} {'mma':>9} {'fill':>9} {'store':>7} {'dram':>9}"
-            "  configuration"
+            f"{'total':>10} {'waves':>6} {'tiles':>7} {'mma':>9} {'fill':>9} {'store':>7} {'reduce':>7}"
+            f" {'dram':>9}  configuration"
         )
+        splits = heuristic.SPLITS if self._kernels.scheduler is None else (choice.scheduler.splits,)
         lines += [
             f"{e.total:10.0f} {e.waves:6d} {e.tiles:7d} {e.mma:9.0f} {e.fill:9.0f} {e.store:7.0f}"
-            f" {e.dram:9.0f}  {e.config}"
-            for e in heuristic.ranked(self.problem, gpu, count, self._store)
+            f" {e.reduce:7.0f} {e.dram:9.0f}  {e.config}" + (f", K split {e.splits} ways" * (e.splits > 1))
+            for e in heuristic.ranked(self.problem, gpu, count, self._store, splits)
         ]
         lines.append(
             "cycles; mma and fill: one tile's main loop if only that mattered; store: exposed epilogue; "
-            "dram: device memory alone, for the whole problem"
+            "reduce: adding the sums of a split K; dram: device memory alone, for the whole problem"
         )
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        config = self._asked or "configuration by heuristic"
-        return f"Gemm({self.problem}; {config}; {self.scheduler}; {self.target})"
+        config = self._kernels.config or "configuration by heuristic"
+        scheduler = self._kernels.scheduler or "scheduler by heuristic"
+        return f"Gemm({self.problem}; {config}; {scheduler}; {self.target})"
 
     def _gpu(self) -> Gpu:
         """The GPU at hand if it runs this target, else the model the target is nominally for."""
@@ -257,35 +256,6 @@ class Gemm:
         except (DeviceError, TargetError):
             return gpu_by_name(NOMINAL_GPU[self.target])
         return gpu if gpu.target == self.target else gpu_by_name(NOMINAL_GPU[self.target])
-
-    def _config_for(self, problem: GemmProblem, gpu: Gpu, store: StorePath) -> GemmConfig:
-        if self._asked is not None:
-            return self._asked
-        return heuristic.choose(_by_size_class(self.problem, problem), gpu, store)
-
-    def _plan(self, config: GemmConfig, store: StorePath) -> HopperPlan:
-        return plan(config, self.problem.swapped() if config.swap_ab else self.problem, store)
-
-    def _artifact(self, config: GemmConfig, store: StorePath) -> Artifact:
-        key = (config, store)
-        artifact = self._kernels.get(key)
-        if artifact is None:
-            with self._lock:
-                artifact = self._kernels.get(key) or self._build(config, store)
-                self._kernels[key] = artifact
-        return artifact
-
-    def _build(self, config: GemmConfig, store: StorePath) -> Artifact:
-        def compile_now() -> dict[str, bytes]:
-            build = _builder()  # brings in the compiler; a cached kernel does without
-            return build(self._plan(config, store), self.problem.kind(), self.scheduler, self.target)
-
-        return Artifact.from_entry(default_cache().get_or_build(self._key(config, store), compile_now))
-
-    def _key(self, config: GemmConfig, store: StorePath) -> KernelKey:
-        """Cache key of one configuration's kernel: everything that shapes it, in words."""
-        plan_, kind = self._plan(config, store), self.problem.kind()
-        return kernel_key(f"{plan_!r}\n{kind!r}\n{scheduler_identity(self.scheduler)}", self.target)
 
 
 @dataclass(frozen=True)
@@ -301,35 +271,6 @@ class Launch:
     def __post_init__(self) -> None:
         object.__setattr__(self, "record_address", ctypes.addressof(self.record))
         object.__setattr__(self, "disjoint_record_address", ctypes.addressof(self.disjoint_record))
-
-
-def _builder() -> Callable[..., dict[str, bytes]]:
-    """What compiles a plan. Raises MissingDependencyError if the compiler's modules are not importable."""
-    try:
-        from cutegemm.hopper.build import build
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "cutlass":
-            raise
-        raise MissingDependencyError(
-            f"the module {error.name} of nvidia-cutlass-dsl cannot be imported, although its metadata "
-            'is there; reinstall it with: pip install --force-reinstall "nvidia-cutlass-dsl==4.8.*"'
-        ) from error
-    return build
-
-
-def _by_size_class(asked: GemmProblem, actual: GemmProblem) -> GemmProblem:
-    """Sizes unknown at compile time, rounded up to a power of two: a loop over them builds few kernels."""
-
-    def rounded(wanted: int | None, size: int | None) -> int | None:
-        return size if wanted is not None or size is None else 1 << max(size - 1, 0).bit_length()
-
-    return replace(
-        asked,
-        m=rounded(asked.m, actual.m),
-        n=rounded(asked.n, actual.n),
-        k=rounded(asked.k, actual.k),
-        l=rounded(asked.l, actual.l),
-    )
 
 
 def _on_stream(stream: object, a: object) -> Any:

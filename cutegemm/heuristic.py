@@ -10,14 +10,17 @@ knows no shapes. For one stage of one tile the main loop takes the longest of
             that do not start on 128-byte lines count for more
     local   all bytes of the stage over what one SM takes in, whoever else they are shared with
 
-plus the cost of passing a stage on. A cooperative tile then shows its whole epilogue, a ping-pong CTA
-only the last one. Device memory bounds the launch from below, with imperfect overlap.
+plus the cost of passing a stage on. SMs of a last wave that is not full share L2 among fewer. A
+cooperative tile then shows its whole epilogue, a ping-pong CTA only the last one; stores in narrow pieces
+take longer. CTAs that share a tile's K meet to add their sums. Device memory bounds the launch from below,
+with imperfect overlap.
 
-The constants were fitted to about 6,000 timings of 180 random shapes on an H200 (docs/performance-log.md).
+The constants were fitted to timings of random shapes on an H200 (docs/performance-log.md).
 """
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +28,7 @@ import numpy as np
 from cutegemm.config import GemmConfig, Schedule
 from cutegemm.errors import ConfigError
 from cutegemm.hardware import Gpu
-from cutegemm.hopper.plan import HopperPlan, StorePath, plan
+from cutegemm.hopper.plan import SPLITS, HopperPlan, StorePath, plan
 from cutegemm.problem import GemmProblem, dtype_bytes
 
 SMEM_BYTES_PER_CYCLE = 128  # of one SM, read by WGMMA
@@ -33,21 +36,26 @@ FULL_RATE_MACS = 2048  # 16-bit MACs an uncut SM does in a cycle
 LINE_BYTES = 128
 
 # Fitted.
-LAUNCH_CYCLES = 2110  # launch, set-up, the first load and the last store
-CLUSTER_LAUNCH_CYCLES = 123
-TILE_CYCLES = 293  # scheduling a tile and refilling the consumers' view of the pipeline
-STAGE_CYCLES = 41  # passing a stage between producer and consumers
-CLUSTER_STAGE_CYCLES = 7
-STORE_CYCLES = 980
-STORE_BYTES_PER_CYCLE = 15
+LAUNCH_CYCLES = 2135  # launch, set-up, the first load and the last store
+CLUSTER_LAUNCH_CYCLES = 159
+TILE_CYCLES = 288  # scheduling a tile and refilling the consumers' view of the pipeline
+STAGE_CYCLES = 48.8  # passing a stage between producer and consumers
+CLUSTER_STAGE_CYCLES = 7.1
+STORE_CYCLES = 912
+STORE_BYTES_PER_CYCLE = 15.8
 L2_BYTES_PER_CYCLE = 49  # for one SM when all ask
-L2_BYTES_PER_CYCLE_ALONE = 53
-LOCAL_BYTES_PER_CYCLE = 177
+L2_BYTES_PER_CYCLE_ALONE = 52.8
+LOCAL_BYTES_PER_CYCLE = 367
 MULTICAST_SHARE = 0.582
-COINCIDENCE_SHARE = 0.79
-OFF_LINE = 1.27
-HIDDEN_SHARE = 0.105  # of the shorter of mma and fill that shows all the same: shared memory and power
-OVERLAP_LOSS = 0.55  # of the shorter of SM work and device memory that shows all the same
+COINCIDENCE_SHARE = 0.805
+OFF_LINE = 1.48
+HIDDEN_SHARE = 0.081  # of the shorter of mma and fill that shows all the same: shared memory and power
+STORE_SEGMENT_CYCLES = 1.74  # a contiguous piece of at most 128 bytes that a tile is stored in
+REDUCE_CYCLES = 2500  # the two meetings of a split tile's CTAs
+REDUCE_CTA_CYCLES = 100  # more, for each CTA
+REDUCE_BYTES_PER_CYCLE = 24  # partial sums read from the cluster's shared memory
+DRAM_SHARE = 1  # of the peak rate, in bytes for each cycle of the highest clock
+OVERLAP_LOSS = 0.592  # of the shorter of SM work and device memory that shows all the same
 
 UNKNOWN_SIZE = 4096  # stands for a size known only at the call
 MIN_STAGES = 3  # a shallower pipeline does not hide the latency of a load
@@ -58,44 +66,63 @@ TILES_N = (*range(8, 121, 8), *range(128, 257, 16))
 class Estimate:
     """The model's account of one configuration; all times in SM cycles.
 
+    splits          CTAs that share a tile's K
     tiles           output tiles, those beyond the edge of the last clusters included
     waves           tiles of the busiest SM
     mma, fill       the main loop of one tile if only that mattered
     store           exposed epilogue of one tile
     dram            device memory alone, for the whole problem
+    reduce          adding up the sums of a tile whose K is split
     total           predicted length of the launch
     """
 
     config: GemmConfig
+    splits: int
     tiles: int
     waves: int
     mma: float
     fill: float
     store: float
     dram: float
+    reduce: float
     total: float
 
 
-def choose(problem: GemmProblem, gpu: Gpu, store: StorePath = "tma") -> GemmConfig:
-    """The configuration with the lowest predicted cost. Unknown sizes count as 4096."""
-    return ranked(problem, gpu, 1, store)[0].config
+def choose(
+    problem: GemmProblem, gpu: Gpu, store: StorePath = "tma", splits: tuple[int, ...] = SPLITS
+) -> Estimate:
+    """The configuration with the lowest predicted cost. Unknown sizes count as 4096.
+
+    splits: the numbers of CTAs that may share a tile's K.
+    """
+    return ranked(problem, gpu, 1, store, splits)[0]
 
 
 @functools.lru_cache(maxsize=4096)
-def ranked(problem: GemmProblem, gpu: Gpu, count: int, store: StorePath = "tma") -> tuple[Estimate, ...]:
+def ranked(
+    problem: GemmProblem,
+    gpu: Gpu,
+    count: int,
+    store: StorePath = "tma",
+    splits: tuple[int, ...] = SPLITS,
+) -> tuple[Estimate, ...]:
     """The ``count`` cheapest configurations that are legal with this store, best first."""
-    table = _candidates(problem.kind(), store)
-    terms = _cost(table, problem, gpu)
-    order = np.argsort(terms["total"], kind="stable")[:count]
-    return tuple(
-        Estimate(
-            table.plans[i].config,
-            int(terms["tiles"][i]),
-            int(terms["waves"][i]),
-            *(float(terms[name][i]) for name in ("mma", "fill", "store", "dram", "total")),
-        )
-        for i in order
-    )
+    estimates: list[Estimate] = []
+    for ways in splits:
+        table = _candidates(problem.kind(), store, ways)
+        terms = _cost(table, problem, gpu, ways)
+        order = np.argsort(terms["total"], kind="stable")[:count]
+        estimates += [
+            Estimate(
+                table.plans[i].config,
+                ways,
+                int(terms["tiles"][i]),
+                int(terms["waves"][i]),
+                *(float(terms[name][i]) for name in ("mma", "fill", "store", "dram", "reduce", "total")),
+            )
+            for i in order
+        ]
+    return tuple(sorted(estimates, key=lambda estimate: estimate.total)[:count])
 
 
 @dataclass(frozen=True)
@@ -109,23 +136,24 @@ class _Table:
     cluster_m: np.ndarray
     cluster_n: np.ndarray
     warpgroup_n: np.ndarray
+    segments: np.ndarray
     pingpong: np.ndarray
     swapped: np.ndarray
 
 
 @functools.lru_cache(maxsize=64)
-def _candidates(kind: GemmProblem, store: StorePath) -> _Table:
+def _candidates(kind: GemmProblem, store: StorePath, splits: int) -> _Table:
     plans = []
     for config in _space():
         try:
-            worked_out = plan(config, kind.swapped() if config.swap_ab else kind, store)
+            worked_out = plan(config, kind.swapped() if config.swap_ab else kind, store, splits)
         except ConfigError:
             continue
         if worked_out.stages >= MIN_STAGES:
             plans.append(worked_out)
     configs = [p.config for p in plans]
 
-    def column(values: list[int]) -> np.ndarray:
+    def column(values: Sequence[float]) -> np.ndarray:
         return np.array(values, dtype=np.float64)
 
     return _Table(
@@ -136,6 +164,7 @@ def _candidates(kind: GemmProblem, store: StorePath) -> _Table:
         column([c.cluster_m for c in configs]),
         column([c.cluster_n for c in configs]),
         column([p.warpgroup_n for p in plans]),
+        column([_store_segments(p, kind.swapped() if p.config.swap_ab else kind) for p in plans]),
         np.array([p.teams == 2 for p in plans]),
         np.array([c.swap_ab for c in configs]),
     )
@@ -164,7 +193,7 @@ def _space() -> list[GemmConfig]:
     return found
 
 
-def _cost(table: _Table, problem: GemmProblem, gpu: Gpu) -> dict[str, np.ndarray]:
+def _cost(table: _Table, problem: GemmProblem, gpu: Gpu, splits: int) -> dict[str, np.ndarray]:
     m_asked, n_asked, k, batch = (
         UNKNOWN_SIZE if size is None else size for size in (problem.m, problem.n, problem.k, problem.l)
     )
@@ -176,10 +205,11 @@ def _cost(table: _Table, problem: GemmProblem, gpu: Gpu) -> dict[str, np.ndarray
     along_m = np.ceil(m / (table.tile_m * table.cluster_m))
     along_n = np.ceil(n / (table.tile_n * table.cluster_n))
     clusters = along_m * along_n * batch
-    workers = gpu.sms // cluster
+    workers = gpu.sms // (cluster * splits)
     waves = np.ceil(clusters / workers)
-    busy = np.minimum(clusters, workers) * cluster
-    k_tiles = np.ceil(k / table.tile_k)
+    busy = np.minimum(clusters, workers) * cluster * splits
+    busy_last = (clusters - (waves - 1) * workers) * cluster * splits
+    k_tiles = np.ceil(np.ceil(k / table.tile_k) / splits)
 
     per_mma = np.maximum(
         64 * table.warpgroup_n * 16 / _macs_per_cycle(gpu),
@@ -190,31 +220,57 @@ def _cost(table: _Table, problem: GemmProblem, gpu: Gpu) -> dict[str, np.ndarray
     share_a = np.where(table.cluster_n > 1, MULTICAST_SHARE, np.where(along_n > 1, COINCIDENCE_SHARE, 1.0))
     share_b = np.where(table.cluster_m > 1, MULTICAST_SHARE, np.where(along_m > 1, COINCIDENCE_SHARE, 1.0))
     line_a, line_b = _line_factors(table, problem, m, n, k)
-    rate = np.minimum(L2_BYTES_PER_CYCLE * gpu.sms / np.maximum(busy, 1), L2_BYTES_PER_CYCLE_ALONE)
     row_bytes = table.tile_k * a_bytes
-    fill = (table.tile_m * share_a * line_a + table.tile_n * share_b * line_b) * row_bytes / rate
+    fill_bytes = (table.tile_m * share_a * line_a + table.tile_n * share_b * line_b) * row_bytes
+    fill, fill_last = (fill_bytes / _l2_rate(gpu, sms) for sms in (busy, busy_last))
     local = (table.tile_m + table.tile_n) * row_bytes / LOCAL_BYTES_PER_CYCLE
 
     stage = STAGE_CYCLES + CLUSTER_STAGE_CYCLES * (cluster > 1)
-    longest = np.maximum(np.maximum(mma, fill), local)
-    loop = k_tiles * (longest + HIDDEN_SHARE * np.minimum(mma, fill) + stage)
+
+    def loop(fill: np.ndarray) -> np.ndarray:
+        longest = np.maximum(np.maximum(mma, fill), local)
+        return k_tiles * (longest + HIDDEN_SHARE * np.minimum(mma, fill) + stage)
+
+    loops = (waves - 1) * loop(fill) + loop(fill_last)
     store = STORE_CYCLES + table.tile_m * table.tile_n * d_bytes / STORE_BYTES_PER_CYCLE
+    store = store + STORE_SEGMENT_CYCLES * table.segments
+    reduce = np.zeros_like(mma)
+    if splits > 1:  # the reduction stores as well
+        store = np.zeros_like(mma)
+        reduce = REDUCE_CYCLES + REDUCE_CTA_CYCLES * splits
+        reduce = reduce + table.tile_m * table.tile_n * 4 / REDUCE_BYTES_PER_CYCLE
     exposed = np.where(table.pingpong, 0.0, store)
-    body = waves * (loop + TILE_CYCLES + exposed) + np.where(table.pingpong, store, 0.0)
+    body = loops + waves * (TILE_CYCLES + exposed + reduce) + np.where(table.pingpong, store, 0.0)
     dram_bytes = (
         float(m_asked * k + k * n_asked) * batch * a_bytes + float(m_asked * n_asked) * batch * d_bytes
     )
-    dram = dram_bytes / (gpu.memory_bytes_per_s / gpu.sm_clock_hz)
+    dram = dram_bytes / (DRAM_SHARE * gpu.memory_bytes_per_s / gpu.sm_clock_hz)
     total = (
         LAUNCH_CYCLES
-        + CLUSTER_LAUNCH_CYCLES * (cluster > 1)
+        + CLUSTER_LAUNCH_CYCLES * (cluster * splits > 1)
         + np.maximum(body, dram)
         + OVERLAP_LOSS * np.minimum(body, dram)
     )
     return {
         "tiles": clusters * cluster, "waves": waves, "mma": mma * k_tiles, "fill": fill * k_tiles,
-        "store": exposed, "dram": np.full_like(mma, dram), "total": total,
+        "store": exposed, "dram": np.full_like(mma, dram), "reduce": reduce, "total": total,
     }  # fmt: skip
+
+
+def _store_segments(plan: HopperPlan, seen: GemmProblem) -> float:
+    """Contiguous pieces of at most 128 bytes in which a tile of D reaches memory."""
+    config, element = plan.config, dtype_bytes(seen.out_dtype)
+    if seen.out_major == "m":
+        return config.tile_n * config.tile_m * element / LINE_BYTES
+    widths = [width * element for _, width in plan.chunks]
+    spans = [next(span for span in (128, 64, 32, 16) if width % span == 0) for width in widths]
+    pieces = sum(width / span for width, span in zip(widths, spans, strict=True))
+    return pieces * plan.warpgroups_n * config.tile_m
+
+
+def _l2_rate(gpu: Gpu, sms: np.ndarray) -> np.ndarray:
+    """Bytes in a cycle that L2 gives each of so many SMs at work."""
+    return np.minimum(L2_BYTES_PER_CYCLE * gpu.sms / np.maximum(sms, 1), L2_BYTES_PER_CYCLE_ALONE)
 
 
 def _line_factors(

@@ -68,7 +68,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[Gemm], str]:
                 raise InterruptedError
 
         with monkeypatch.context() as patch:
-            patch.setattr(cutegemm.gemm, "default_cache", Cache)
+            patch.setattr(cutegemm.kernels, "default_cache", Cache)
             with pytest.raises(InterruptedError):
                 gemm.build()
         return asked[0]

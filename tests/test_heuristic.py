@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import cutegemm
 from cutegemm import GemmConfig, GemmProblem, heuristic
 from cutegemm.hardware import GPUS, Gpu, gpu_by_name
-from cutegemm.hopper.plan import plan
+from cutegemm.hopper.plan import HopperPlan, plan
 
 HOPPERS = [gpu for gpu in GPUS if gpu.target == "sm_90a"]
 H200 = gpu_by_name("H200")
@@ -40,9 +40,10 @@ def problems_of_any_kind(draw: st.DrawFn) -> GemmProblem:
 problems = problems_of_any_kind()
 
 
-def legal_plan(config: GemmConfig, problem: GemmProblem) -> object:
-    """The plan of a configuration for a problem; raises ConfigError if there is none."""
-    return plan(config, problem.swapped() if config.swap_ab else problem)
+def legal_plan(estimate: heuristic.Estimate, problem: GemmProblem) -> HopperPlan:
+    """The plan of an estimated configuration for a problem; raises ConfigError if there is none."""
+    seen = problem.swapped() if estimate.config.swap_ab else problem
+    return plan(estimate.config, seen, splits=estimate.splits)
 
 
 def tiles_needed(config: GemmConfig, problem: GemmProblem) -> int:
@@ -55,9 +56,9 @@ def tiles_needed(config: GemmConfig, problem: GemmProblem) -> int:
 @settings(deadline=None)
 def test_every_candidate_shown_is_legal_and_covers_the_problem(problem: GemmProblem, gpu: Gpu) -> None:
     for estimate in heuristic.ranked(problem, gpu, 8):
-        legal_plan(estimate.config, problem)
+        worked_out = legal_plan(estimate, problem)
         assert estimate.tiles >= tiles_needed(estimate.config, problem)
-        workers = gpu.sms // estimate.config.cluster_size
+        workers = gpu.sms // worked_out.cluster_ctas
         clusters = estimate.tiles // estimate.config.cluster_size
         assert estimate.waves == math.ceil(clusters / workers)
 
@@ -66,11 +67,11 @@ def test_every_candidate_shown_is_legal_and_covers_the_problem(problem: GemmProb
 @settings(deadline=None)
 def test_the_choice_is_the_first_of_the_ranking(problem: GemmProblem, gpu: Gpu) -> None:
     ranking = heuristic.ranked(problem, gpu, 8)
-    assert heuristic.choose(problem, gpu) == ranking[0].config
+    assert heuristic.choose(problem, gpu) == ranking[0]
     totals = [estimate.total for estimate in ranking]
     assert totals == sorted(totals)
     assert all(math.isfinite(total) and total > 0 for total in totals)
-    assert len({estimate.config for estimate in ranking}) == len(ranking)
+    assert len({(estimate.config, estimate.splits) for estimate in ranking}) == len(ranking)
 
 
 @given(problems)
@@ -120,8 +121,8 @@ def test_more_work_is_not_predicted_to_be_faster(problem: GemmProblem, factor: i
     # Multiples of 64, so that lines that start on 128 bytes still do.
     less = replace(problem, **{name: getattr(problem, name) * 64})
     more = replace(problem, **{name: getattr(problem, name) * 64 * factor})
-    small = {e.config: e.total for e in heuristic.ranked(less, H200, 10_000)}
-    large = {e.config: e.total for e in heuristic.ranked(more, H200, 10_000)}
+    small = {(e.config, e.splits): e.total for e in heuristic.ranked(less, H200, 10_000)}
+    large = {(e.config, e.splits): e.total for e in heuristic.ranked(more, H200, 10_000)}
     assert small.keys() == large.keys()
     faster = [c for c in small if large[c] < small[c] * heuristic.COINCIDENCE_SHARE * (1 - 1e-9)]
     assert not faster, faster[0]
@@ -159,7 +160,7 @@ def test_tiles_fit_one_wave_where_some_width_makes_them() -> None:
 def test_rows_are_not_paid_for_twice() -> None:
     """A thin product takes the narrow side of the instruction: few rows are put where the tile is narrow."""
     for problem in (GemmProblem(8, 8192, 8192), GemmProblem(8192, 8, 8192)):
-        config = heuristic.choose(problem, H200)
+        config = heuristic.choose(problem, H200).config
         narrow = config.tile_n if (problem.m == 8) == config.swap_ab else config.tile_m
         assert narrow <= 64
 
@@ -177,7 +178,7 @@ def test_explain_lists_the_choice_first(shape: tuple[int | None, ...]) -> None:
     assert "sm_90a" in lines[0]
     header = next(i for i, line in enumerate(lines) if line.split()[:2] == ["total", "waves"])
     rows = lines[header + 1 : header + 6]
-    assert rows[0].endswith(f"  {gemm.config}")
+    assert f"  {gemm.config}" in rows[0]
     totals = [float(row.split()[0]) for row in rows]
     assert totals == sorted(totals)
 
@@ -202,8 +203,9 @@ def test_sizes_unknown_at_compile_time_build_few_kernels() -> None:
     """50 heights at fixed N and K: at most one configuration for each power of two."""
     gemm = cutegemm.compile((None, 4096, 4096), "bfloat16", target="sm_90a")
     chosen = {
-        gemm._config_for(gemm.problem.with_sizes(1, m, 4096, 4096), H200, "tma") for m in range(1, 4097, 82)
-    }  # fmt: skip
+        gemm._kernels.choice(gemm.problem.with_sizes(1, m, 4096, 4096), H200, "tma")
+        for m in range(1, 4097, 82)
+    }
     assert len(chosen) <= 12
 
 

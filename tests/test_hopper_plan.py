@@ -324,3 +324,25 @@ def test_what_was_seen_to_spill_is_refused() -> None:
         plan(GemmConfig(128, 184, schedule="pingpong"), column_d, "direct")
     plan(GemmConfig(128, 184, schedule="pingpong"), column_d, "tma")
     plan(GemmConfig(128, 184), column_d, "direct")
+
+
+@pytest.mark.parametrize("splits", [2, 4, 8])
+def test_a_split_tile_keeps_its_sums_in_shared_memory(splits: int) -> None:
+    worked_out = plan(GemmConfig(64, 128, consumers=1), GemmProblem(None, None, None), splits=splits)
+    assert worked_out.store == "direct"
+    assert worked_out.cluster_ctas == splits
+    sums = 64 * 128 * 4
+    assert worked_out.smem_bytes == 1024 + sums + worked_out.stages * worked_out.stage_bytes
+    assert worked_out.smem_bytes <= SMEM_BYTES
+
+
+def test_what_cannot_be_split() -> None:
+    problem = GemmProblem(None, None, None)
+    with pytest.raises(ConfigError, match="already share the tile's K; use a cluster of 1x1"):
+        plan(GemmConfig(128, 128, cluster_m=2), problem, splits=2)
+    with pytest.raises(ConfigError, match="use a cooperative schedule"):
+        plan(GemmConfig(128, 128, schedule="pingpong"), problem, splits=2)
+    with pytest.raises(ConfigError, match=r"splits=3: .* the nearest is 2"):
+        plan(GemmConfig(128, 128), problem, splits=3)
+    with pytest.raises(ConfigError, match="bytes of shared memory"):
+        plan(GemmConfig(256, 192), problem, splits=2)

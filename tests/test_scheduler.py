@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 import cutegemm
 from cutegemm import scheduler
 from cutegemm.errors import ConfigError, OperandTypeError
-from cutegemm.scheduler import ColumnMajor, GroupedM, GroupedN, Persistent, RowMajor, Static, TileScheduler
+from cutegemm.scheduler import (
+    ColumnMajor,
+    GroupedM,
+    GroupedN,
+    Persistent,
+    RowMajor,
+    SplitK,
+    Static,
+    TileScheduler,
+)
 from cutegemm.scheduler.arithmetic import ceil_div, divmod_, minimum
 from cutegemm.scheduler.identity import scheduler_identity
 
@@ -266,3 +275,19 @@ def test_text_names_both_parts() -> None:
     text = str(TileScheduler(GroupedM(4), Persistent(64)))
     assert text == "GroupedM(group=4) x Persistent(max_workers=64)"
     assert scheduler.TileScheduler is TileScheduler
+
+
+@pytest.mark.parametrize("splits", [0, 1, 3, 16, -2, 2.0, True, "2", None])
+def test_splits_form_a_cluster(splits: Any) -> None:
+    with pytest.raises(ConfigError, match="use 2, 4 or 8"):
+        SplitK(splits)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 200), st.sampled_from([2, 4, 8]))
+def test_split_tiles_are_taken_once_by_one_cluster(tasks: int, resident: int, splits: int) -> None:
+    assignment = SplitK(splits)
+    workers = assignment.workers(tasks, resident)
+    taken = [task for w in range(workers) for task in range(assignment.first(w), tasks, workers)]
+    assert sorted(taken) == list(range(tasks))
+    assert TileScheduler(RowMajor(), assignment).splits == splits
+    assert TileScheduler(RowMajor(), Persistent()).splits == 1

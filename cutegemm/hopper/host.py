@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
 from cutegemm.callrecord import CallRecord, Outcome
-from cutegemm.hopper.plan import TMA_ALIGNMENT, StorePath
+from cutegemm.hopper.plan import TMA_ALIGNMENT, HopperPlan
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ def write_outcome(address: Int64, outcome: Int32) -> None:
     _int32s_at(address, 1)[0] = outcome
 
 
-def refusal(record: Record, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, store: StorePath) -> Int32:
-    """An Outcome: LAUNCHED if nothing speaks against the launch of a kernel with this store."""
+def refusal(record: Record, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, plan: HopperPlan) -> Int32:
+    """An Outcome: LAUNCHED if nothing speaks against the launch of this plan's kernel."""
     sizes_differ = _differs(a.shape[-2], record.m) | _differs(a.shape[-1], record.k)
     sizes_differ = sizes_differ | _differs(b.shape[-1], record.n)
     if len(a.shape) == 3:
         sizes_differ = sizes_differ | _differs(a.shape[0], record.l)
     overlap = (_meet(d, a) | _meet(d, b) | _lines_overlap(d)) & (record.disjoint == 0)
     outcome = cutlass.select_(overlap, Int32(Outcome.MAY_OVERLAP), Int32(Outcome.LAUNCHED))
-    if store == "direct":
+    if plan.store == "direct" and plan.splits == 1:
         outcome = cutlass.select_(_tma_could_store(d), Int32(Outcome.TMA_COULD_STORE), outcome)
     return cutlass.select_(sizes_differ, Int32(Outcome.OTHER_SIZES), outcome)
 

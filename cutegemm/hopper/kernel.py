@@ -25,8 +25,8 @@ from cutegemm.hopper.plan import (
 )
 from cutegemm.hopper.producer import TileLoader, TmaProducer, make_loader, make_producer
 from cutegemm.hopper.ring import StageRing
-from cutegemm.hopper.store import DirectStore, TmaStore, make_store
-from cutegemm.hopper.teams import NamedBarrier, Steps, make_team
+from cutegemm.hopper.stores import STORE_BARRIERS, Store, make_store
+from cutegemm.hopper.teams import Member, Steps, make_team
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import TileScheduler
 
@@ -51,11 +51,13 @@ class TaskGrid:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a CTA stands: its cluster's worker number, and its coordinates in the cluster."""
+    """Where a CTA stands: its cluster's worker number, its coordinates in the cluster, and its share of K."""
 
     worker: Int32
     cta_m: Int32
     cta_n: Int32
+    k_first: Int32
+    k_count: Int32
 
 
 class HopperGemm:
@@ -91,7 +93,7 @@ class HopperGemm:
         outcome   address of the int32 that receives 0 (launched) or what kept it from launching
         """
         record = read_record(call)
-        refused = refusal(record, a, b, d, self.plan.store)
+        refused = refusal(record, a, b, d, self.plan)
         write_outcome(outcome, refused)
         if refused == 0:
             self._launch(a, b, d, record.resident, stream)
@@ -112,9 +114,9 @@ class HopperGemm:
         k_tiles = cute.ceil_div(mA_mkl.shape[1], config.tile_k)
         grid = TaskGrid(clusters_m, clusters_n, Int32(batch), workers, k_tiles)
         self.kernel(producer, store, layouts.tiled_mma, layouts.a_staged, layouts.b_staged, grid).launch(
-            grid=(workers * config.cluster_size, 1, 1),
+            grid=(workers * plan.cluster_ctas, 1, 1),
             block=(plan.threads, 1, 1),
-            cluster=(config.cluster_size, 1, 1),
+            cluster=(plan.cluster_ctas, 1, 1),
             min_blocks_per_mp=1,
             stream=stream,
             use_pdl=True,
@@ -141,7 +143,7 @@ class HopperGemm:
     def kernel(
         self,
         producer: TmaProducer,
-        store: TmaStore | DirectStore,
+        store: Store,
         tiled_mma: cute.TiledMma,
         a_staged: cute.ComposedLayout,
         b_staged: cute.ComposedLayout,
@@ -151,7 +153,7 @@ class HopperGemm:
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         warpgroup = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // WARPGROUP_THREADS)
-        place = self._place()
+        place = self._place(grid)
 
         if warp == PRODUCER_WARP:
             producer.prefetch()
@@ -161,6 +163,7 @@ class HopperGemm:
         if warp == PRODUCER_WARP:
             with cute.arch.elect_one():
                 ring.init(plan.consumer_warps_per_tile)
+                store.init(buffers)
                 cute.arch.mbarrier_init_fence()
         self._sync_cluster()
         # Everything above ran under the tail of the kernel before this one; from here on global memory
@@ -181,32 +184,40 @@ class HopperGemm:
             mainloop = self._mainloop(tiled_mma, sA, sB, ring, consumer, place)
             self._consume(mainloop, store, buffers, grid, place, consumer)
 
-    def _place(self) -> Place:
-        """This CTA's worker and coordinates; ranks in a cluster run along M first."""
-        config = self.plan.config
+    def _place(self, grid: TaskGrid) -> Place:
+        """This CTA's place; ranks in a cluster run along M first, or along K when that is split."""
+        config, splits = self.plan.config, self.plan.splits
         block, _, _ = cute.arch.block_idx()
-        if config.cluster_size == 1:
-            return Place(block, Int32(0), Int32(0))
+        if self.plan.cluster_ctas == 1:
+            return Place(block, Int32(0), Int32(0), Int32(0), grid.k_tiles)
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-        return Place(block // config.cluster_size, rank % config.cluster_m, rank // config.cluster_m)
+        worker = block // self.plan.cluster_ctas
+        if splits == 1:
+            return Place(worker, rank % config.cluster_m, rank // config.cluster_m, Int32(0), grid.k_tiles)
+        # The first CTAs take one stage more. One that would have none loads a stage beyond K: zeros.
+        each = grid.k_tiles // splits
+        left = grid.k_tiles - each * splits
+        first = rank * each + cutlass.min(rank, left)
+        count = cutlass.max(each + (rank < left).to(Int32), Int32(1))
+        return Place(worker, Int32(0), Int32(0), first, count)
 
     def _shared_memory(
-        self, a_staged: Any, b_staged: Any, store: TmaStore | DirectStore
+        self, a_staged: Any, b_staged: Any, store: Store
     ) -> tuple[StageRing, cute.Tensor, cute.Tensor, Any]:
         """Allocates the CTA's shared memory: barriers, operand stages, output buffers if any."""
         plan = self.plan
         smem = cutlass.memory.SmemAllocator()
-        barriers = smem.allocate_array(cutlass.Int64, 2 * plan.stages)
+        barriers = smem.allocate_array(cutlass.Int64, 2 * plan.stages + STORE_BARRIERS)
         dtype = CUTE_DTYPES[self.problem.a_dtype]
         sA = smem.allocate_tensor(dtype, a_staged.outer, ALIGNMENT, swizzle=a_staged.inner)
         sB = smem.allocate_tensor(dtype, b_staged.outer, ALIGNMENT, swizzle=b_staged.inner)
-        buffers = store.allocate(smem)
+        buffers = store.allocate(smem, barriers + 2 * plan.stages)
         readers = plan.config.cluster_m + plan.config.cluster_n - 1
         return StageRing(barriers, barriers + plan.stages, plan.stages, readers), sA, sB, buffers
 
     def _sync_cluster(self) -> None:
         """Barriers are initialised in every CTA of the cluster before anyone touches them."""
-        if self.plan.config.cluster_size > 1:
+        if self.plan.cluster_ctas > 1:
             cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
         else:
@@ -232,12 +243,12 @@ class HopperGemm:
         task = self.scheduler.assignment.first(place.worker)
         while task < tasks:
             tile = self._tile(task, grid, place)
-            for k_tile in cutlass.range(grid.k_tiles, unroll=1):
+            for step in cutlass.range(place.k_count, unroll=1):
                 ring.wait_consumed(cursor)
-                loader.load(ring.inputs_arrived + cursor.stage, cursor.stage, k_tile, tile)
+                loader.load(ring.inputs_arrived + cursor.stage, cursor.stage, place.k_first + step, tile)
                 cursor = ring.advanced(cursor)
             task = self.scheduler.assignment.next(task, grid.workers)
-        if cutlass.const_expr(self.plan.config.cluster_size > 1):
+        if cutlass.const_expr(ring.readers > 1):
             # A CTA stays until its peers have sent their last arrival here.
             for _ in cutlass.range_constexpr(self.plan.stages):
                 ring.wait_consumed(cursor)
@@ -265,7 +276,7 @@ class HopperGemm:
     def _consume(
         self,
         mainloop: WgmmaMainloop,
-        store: TmaStore | DirectStore,
+        store: Store,
         buffers: Any,
         grid: TaskGrid,
         place: Place,
@@ -275,25 +286,27 @@ class HopperGemm:
         plan = self.plan
         config = plan.config
         team = make_team(plan)
-        thread = cute.arch.thread_idx()[0] % WARPGROUP_THREADS
+        member = Member(consumer, cute.arch.thread_idx()[0] % WARPGROUP_THREADS)
         accumulators = cute.make_rmem_tensor(
             mainloop.tiled_mma.partition_shape_C((config.tile_m, config.tile_n)), cutlass.Float32
         )
         own_buffers = store.buffers_of(consumer, buffers)
-        member = team.member(consumer)
-        row = member % plan.warpgroups_m * MMA_M
-        column = member // plan.warpgroups_m * plan.warpgroup_n
+        share = team.member(consumer)
+        row = share % plan.warpgroups_m * MMA_M
+        column = share // plan.warpgroups_m * plan.warpgroup_n
 
         tasks = grid.tasks()
-        steps = Steps(self.scheduler, mainloop.ring, grid.workers, grid.k_tiles)
+        steps = Steps(self.scheduler, mainloop.ring, grid.workers, place.k_count)
+        turn = Int32(0)
         first_task = self.scheduler.assignment.first(place.worker)
         task, cursor = team.first(consumer, first_task, mainloop.ring.start(), steps)
         while task < tasks:
             m, n, batch = self._tile(task, grid, place)
             team.wait_turn(consumer)
-            cursor = mainloop.compute(accumulators, cursor, grid.k_tiles)
+            cursor = mainloop.compute(accumulators, cursor, place.k_count)
             team.pass_turn(consumer)
             origin = (m * config.tile_m + row, n * config.tile_n + column, batch)
-            store.store(accumulators, own_buffers, thread, NamedBarrier.STORE + consumer, origin)
+            store.store(accumulators, own_buffers, member, origin, turn)
+            turn = turn + 1
             task, cursor = team.following(task, cursor, steps)
-        store.drain(thread)
+        store.drain(own_buffers, member, turn)

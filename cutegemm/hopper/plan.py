@@ -30,6 +30,7 @@ StorePath = Literal["tma", "direct"]
 TILE_M = (64, 128, 192, 256)
 TILE_K = (64, 128)
 CLUSTER = (1, 2)
+SPLITS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class HopperPlan:
 
     config: GemmConfig
     store: StorePath
+    splits: int
     warpgroups_m: int
     warpgroups_n: int
     teams: int
@@ -54,6 +56,11 @@ class HopperPlan:
     stage_bytes: int
     store_buffer_bytes: int
     smem_bytes: int
+
+    @property
+    def cluster_ctas(self) -> int:
+        """CTAs of a cluster: those that share operands, and those that share a tile's K."""
+        return self.config.cluster_size * self.splits
 
     @property
     def threads(self) -> int:
@@ -103,22 +110,29 @@ class HopperPlan:
         return 4 * self.warpgroups_m * self.warpgroups_n
 
 
-def plan(config: GemmConfig, problem: GemmProblem, store: StorePath = "tma") -> HopperPlan:
+def plan(config: GemmConfig, problem: GemmProblem, store: StorePath = "tma", splits: int = 1) -> HopperPlan:
     """Checks ``config`` for ``problem`` (as the kernel sees it: already swapped) and works it out.
 
-    store: "tma" through shared memory, or "direct" from registers with a bounds check for each element,
-    for outputs whose lines TMA cannot address.
+    store   "tma" through shared memory, or "direct" from registers with a bounds check for each element,
+            for outputs whose lines TMA cannot address
+    splits  CTAs of a cluster that share one tile's K and reduce their sums in shared memory; with more than
+            one, the store is direct
     Raises ConfigError naming the limit and the nearest legal value.
     """
     _check_shape(config, problem)
+    if splits > 1:
+        _check_split(config, splits)
+        store = "direct"
     warpgroups_m, warpgroups_n = _split(config)
     _check_tile_n(config, problem, warpgroups_n)
     _check_registers(config, problem, (warpgroups_m, warpgroups_n), store)
     chunks = output_chunks(config.tile_n // warpgroups_n, problem)
-    stages, store_stages, sizes = _shared_memory(config, problem, chunks if store == "tma" else ())
+    partials = 4 * config.tile_m * config.tile_n if splits > 1 else 0
+    stages, store_stages, sizes = _shared_memory(config, problem, chunks if store == "tma" else (), partials)
     return HopperPlan(
         config=config.with_(stages=stages, store_stages=store_stages),
         store=store,
+        splits=splits,
         warpgroups_m=warpgroups_m,
         warpgroups_n=warpgroups_n,
         teams=2 if config.schedule == "pingpong" else 1,
@@ -127,7 +141,7 @@ def plan(config: GemmConfig, problem: GemmProblem, store: StorePath = "tma") -> 
         store_stages=store_stages,
         stage_bytes=sizes[0],
         store_buffer_bytes=sizes[1],
-        smem_bytes=BARRIER_BYTES + stages * sizes[0] + config.consumers * store_stages * sizes[1],
+        smem_bytes=BARRIER_BYTES + partials + stages * sizes[0] + config.consumers * store_stages * sizes[1],
     )
 
 
@@ -214,10 +228,27 @@ def _check_tile_n(config: GemmConfig, problem: GemmProblem, warpgroups_n: int) -
         )
 
 
+def _check_split(config: GemmConfig, splits: int) -> None:
+    check_one_of("splits", splits, SPLITS, "a cluster of at most 8 CTAs that halves its work evenly")
+    if config.cluster_size > 1:
+        raise ConfigError(
+            f"cluster {config.cluster_m}x{config.cluster_n} with K split {splits} ways: the cluster's CTAs "
+            "already share the tile's K; use a cluster of 1x1"
+        )
+    if config.schedule == "pingpong":
+        raise ConfigError(
+            f"pingpong with K split {splits} ways: both teams would wait for the other CTAs in turn; "
+            "use a cooperative schedule"
+        )
+
+
 def _shared_memory(
-    config: GemmConfig, problem: GemmProblem, chunks: tuple[tuple[int, int], ...]
+    config: GemmConfig, problem: GemmProblem, chunks: tuple[tuple[int, int], ...], partials: int
 ) -> tuple[int, int, tuple[int, int]]:
-    """(stages, store buffers a warpgroup, (bytes of a stage, bytes of a store buffer))."""
+    """(stages, store buffers a warpgroup, (bytes of a stage, bytes of a store buffer)).
+
+    partials: bytes that the partial sums of a split tile take beside them.
+    """
     stage = (config.tile_m + config.tile_n) * config.tile_k * dtype_bytes(problem.a_dtype)
     # A direct store has no pieces in shared memory.
     buffer = MMA_M * max((width for _, width in chunks), default=0) * dtype_bytes(problem.out_dtype)
@@ -226,7 +257,7 @@ def _shared_memory(
     store_stages = config.store_stages or max(1, min(2, steps))
 
     def room(buffers: int) -> int:
-        return (SMEM_BYTES - BARRIER_BYTES - config.consumers * buffers * buffer) // stage
+        return (SMEM_BYTES - BARRIER_BYTES - partials - config.consumers * buffers * buffer) // stage
 
     stages = config.stages or min(MAX_STAGES, room(store_stages))
     if stages > MAX_STAGES:
@@ -234,7 +265,7 @@ def _shared_memory(
             f"stages={stages}: the kernel has barriers for at most {MAX_STAGES}; use {MAX_STAGES}"
         )
     if stages < 2 or stages > room(store_stages):
-        needed = BARRIER_BYTES + max(2, stages) * stage + config.consumers * store_stages * buffer
+        needed = BARRIER_BYTES + partials + max(2, stages) * stage + config.consumers * store_stages * buffer
         fitting = room(store_stages)
         raise ConfigError(
             f"{config} needs {needed} bytes of shared memory, a CTA has {SMEM_BYTES}; "

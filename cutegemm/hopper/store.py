@@ -1,15 +1,16 @@
-"""The output store of a consumer warpgroup: through shared memory and TMA, or straight from registers."""
+"""The output store of a consumer warpgroup: accumulators -> registers -> shared memory -> TMA."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
 from cutegemm.hopper.layouts import CUTE_DTYPES, chunk_copy, chunk_layout, chunk_mma, chunk_piece
 from cutegemm.hopper.plan import ALIGNMENT, MMA_M, WARPGROUP_THREADS, HopperPlan
+from cutegemm.hopper.teams import Member, NamedBarrier
 from cutegemm.problem import GemmProblem, dtype_bytes
 
 
@@ -30,8 +31,11 @@ class TmaStore:
         for atom in self.atoms:
             cpasync.prefetch_descriptor(atom)
 
-    def allocate(self, smem: Any) -> cute.Pointer:
-        """The output buffers of all consumers, in shared memory."""
+    def init(self, buffers: cute.Pointer) -> None:
+        """Initialises the store's barriers; one thread of the CTA calls this. There are none."""
+
+    def allocate(self, smem: Any, barriers: cute.Pointer) -> cute.Pointer:
+        """The output buffers of all consumers, in shared memory; STORE_BARRIERS barriers are at hand."""
         elements = self.plan.config.consumers * self._elements_per_consumer()
         return smem.allocate_array(CUTE_DTYPES[self.problem.out_dtype], elements, byte_alignment=ALIGNMENT)
 
@@ -46,20 +50,21 @@ class TmaStore:
         return self.plan.consumer_buffer_bytes // dtype_bytes(self.problem.out_dtype)
 
     def store(
-        self, accumulators: cute.Tensor, buffers: cute.Pointer, thread: Int32, barrier: Int32, origin: tuple
+        self, accumulators: cute.Tensor, buffers: cute.Pointer, member: Member, origin: tuple, turn: Int32
     ) -> None:
         """Writes this warpgroup's rows and columns of one tile.
 
         buffers   this warpgroup's output buffers in shared memory
-        thread    0..127 within the warpgroup
-        barrier   the warpgroup's own named barrier
+        member    the calling thread and its warpgroup
         origin    (row, column, l) of the warpgroup's first element in D; rows of its further MMAs
                   follow ``warpgroups_m`` MMA heights apart
+        turn      how many tiles this warpgroup has stored before
 
         A buffer is written again only after TMA has read it; the last stores are still in flight on
         return, under the next tile's main loop.
         """
         plan = self.plan
+        thread, barrier = member.thread, NamedBarrier.STORE + member.consumer
         row, column, batch = origin
         step = 0
         for mma in range(plan.warpgroup_m // MMA_M):
@@ -74,9 +79,9 @@ class TmaStore:
                 step += 1
 
     @cute.jit
-    def drain(self, thread: Int32) -> None:
+    def drain(self, buffers: cute.Pointer, member: Member, turn: Int32) -> None:
         """Until every store of this warpgroup has read its buffer; before the CTA may exit."""
-        if thread < cute.arch.WARP_SIZE:
+        if member.thread < cute.arch.WARP_SIZE:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
@@ -123,68 +128,8 @@ class TmaStore:
             cute.arch.cp_async_bulk_commit_group()
 
 
-@dataclass(frozen=True)
-class DirectStore:
-    """Registers to global memory, each element under its own bounds check.
-
-    For outputs TMA cannot store: it writes whole 16-byte units, so a line that ends inside one would
-    spill over its end, and it needs addresses and pitches of such units.
-
-    mD_mnl is the output itself, (M, N, L).
-    """
-
-    mD_mnl: cute.Tensor
-    plan: cutlass.Constexpr[HopperPlan]
-    problem: cutlass.Constexpr[GemmProblem]
-
-    def prefetch(self) -> None:
-        """See TmaStore.prefetch: nothing to fetch."""
-
-    def allocate(self, smem: Any) -> None:
-        """See TmaStore.allocate: no buffers."""
-
-    def buffers_of(self, consumer: Int32, buffers: None) -> None:
-        """See TmaStore.buffers_of."""
-
-    @cute.jit
-    def store(
-        self, accumulators: cute.Tensor, buffers: None, thread: Int32, barrier: Int32, origin: tuple
-    ) -> None:
-        """See TmaStore.store; neither buffers nor barrier are used."""
-        plan = self.plan
-        dtype = CUTE_DTYPES[self.problem.out_dtype]
-        row, column, batch = origin
-        rows, columns, _ = self.mD_mnl.shape
-        row_stride, column_stride, batch_stride = (Int64(stride) for stride in self.mD_mnl.stride)
-        # A WGMMA gives each thread the columns c, c + 1, c + 8, c + 9, ... of its rows r and r + 8.
-        coordinates = chunk_mma(self.problem, plan.warpgroup_n).get_slice(thread)
-        r, c = coordinates.partition_C(cute.make_identity_tensor((MMA_M, plan.warpgroup_n)))[0]
-        first_column = column + c
-        for mma in cutlass.range_constexpr(plan.warpgroup_m // MMA_M):
-            first_row = row + mma * plan.warpgroups_m * MMA_M + r
-            offset = Int64(first_row) * row_stride + Int64(first_column) * column_stride
-            offset = offset + Int64(batch) * batch_stride
-            corner = self.mD_mnl.iterator + offset
-            for eight in cutlass.range_constexpr(plan.warpgroup_n // 8):
-                square = cute.make_tensor(
-                    corner, cute.make_layout((2, 2), stride=(8 * row_stride, column_stride))
-                )
-                for i in cutlass.range_constexpr(4):
-                    low, right = i // 2, i % 2
-                    if (first_row + 8 * low < rows) & (first_column + 8 * eight + right < columns):
-                        value = accumulators[(mma * plan.warpgroup_n // 8 + eight) * 4 + i]
-                        square[low, right] = value.to(dtype)
-                # One pointer walks along the row: as many as there are columns would not fit the registers.
-                corner = corner + 8 * column_stride
-
-    def drain(self, thread: Int32) -> None:
-        """See TmaStore.drain: nothing is in flight."""
-
-
-def make_store(mD_mnl: cute.Tensor, plan: HopperPlan, problem: GemmProblem) -> TmaStore | DirectStore:
-    """Host side: the store a plan asks for, with its TMA descriptors if it has any."""
-    if plan.store == "direct":
-        return DirectStore(mD_mnl, plan, problem)
+def make_tma_store(mD_mnl: cute.Tensor, plan: HopperPlan, problem: GemmProblem) -> TmaStore:
+    """Host side: the TMA store descriptors."""
     atoms = []
     tensors = []
     for width in sorted({width for _, width in plan.chunks}, reverse=True):

@@ -24,6 +24,14 @@ class NamedBarrier(IntEnum):
 
 
 @dataclass(frozen=True)
+class Member:
+    """A consumer thread: which consumer warpgroup of the CTA it is in, and 0..127 within that."""
+
+    consumer: Int32
+    thread: Int32
+
+
+@dataclass(frozen=True)
 class Steps:
     """What moving on means: to the worker's next task, and past the stages of a tile."""
 

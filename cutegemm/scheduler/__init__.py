@@ -2,7 +2,7 @@
 
 arithmetic.py   integer arithmetic shared by host and device
 order.py        RowMajor, ColumnMajor, GroupedM, GroupedN, Blocked, Morton, Hilbert
-assignment.py   Persistent, Static
+assignment.py   Persistent, Static, SplitK
 default.py      the order chosen when none is given
 checker.py      is an order a bijection?
 analysis.py     waves: which tiles run together, and what they read
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from cutegemm.errors import OperandTypeError
 from cutegemm.scheduler.analysis import Grid, Summary, Tile, Wave, summarise, waves
-from cutegemm.scheduler.assignment import Assignment, Persistent, Static
+from cutegemm.scheduler.assignment import Assignment, Persistent, SplitK, Static
 from cutegemm.scheduler.checker import check_bijection
 from cutegemm.scheduler.default import default_order
 from cutegemm.scheduler.order import (
@@ -38,6 +38,7 @@ __all__ = [
     "Morton",
     "Persistent",
     "RowMajor",
+    "SplitK",
     "Static",
     "Summary",
     "Tile",
@@ -74,6 +75,11 @@ class TileScheduler:
                 f"assignment={self.assignment!r} lacks workers(), first() or next(); "
                 "pass an assignment such as Persistent()"
             )
+
+    @property
+    def splits(self) -> int:
+        """CTAs that share one tile's K."""
+        return getattr(self.assignment, "splits", 1)
 
     def waves(
         self,

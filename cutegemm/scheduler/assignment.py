@@ -28,21 +28,17 @@ class Assignment(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Persistent:
-    """As many workers as fit on the GPU; worker w takes w, w + W, w + 2W, ...
+class _Strided:
+    """Worker w of W takes w, w + W, w + 2W, ...; as many workers as fit, or fewer if limited."""
 
-    ``max_workers`` limits W, for instance to leave SMs to another kernel.
-    """
+    max_workers: int | None
 
-    max_workers: int | None = None
-
-    def __post_init__(self) -> None:
+    def _check_limit(self) -> None:
         limit = self.max_workers
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
             raise ConfigError(
-                f"Persistent(max_workers={limit!r}): the number of workers must be an integer of at least 1, "
-                "or None for as many as fit"
+                f"{type(self).__name__}(max_workers={limit!r}): the number of workers must be an integer of "
+                "at least 1, or None for as many as fit"
             )
 
     def workers(self, tasks: Index, resident: Index) -> Index:
@@ -57,6 +53,39 @@ class Persistent:
     def next(self, task: Index, workers: Index) -> Index:
         """See Assignment.next."""
         return task + workers
+
+
+@dataclass(frozen=True)
+class Persistent(_Strided):
+    """As many workers as fit on the GPU; worker w takes w, w + W, w + 2W, ...
+
+    ``max_workers`` limits W, for instance to leave SMs to another kernel.
+    """
+
+    max_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_limit()
+
+
+@dataclass(frozen=True)
+class SplitK(_Strided):
+    """Persistent, with each tile's K shared by ``splits`` CTAs: 2, 4 or 8, which form a worker's cluster.
+
+    For problems of few tiles and long K. The CTAs' partial sums are added in float32 and in a fixed order,
+    in the cluster's shared memory: the same input gives the same bits on every run. A K of fewer stages
+    than ``splits`` is allowed; the CTAs without a share add zeros.
+    """
+
+    splits: int
+    max_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.splits, int) or self.splits not in (2, 4, 8):
+            raise ConfigError(
+                f"SplitK({self.splits!r}): the CTAs that share a tile's K form a cluster; use 2, 4 or 8"
+            )
+        self._check_limit()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,109 @@
+"""Stores that go from registers to global memory, each element under its own bounds check.
+
+For outputs TMA cannot store: it writes whole 16-byte units, so a line that ends inside one would spill
+over its end, and it needs addresses and pitches of such units.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from cutegemm.hopper.layouts import CUTE_DTYPES, chunk_mma
+from cutegemm.hopper.plan import MMA_M, HopperPlan
+from cutegemm.hopper.teams import Member
+from cutegemm.problem import GemmProblem
+
+
+@dataclass(frozen=True)
+class SquareWriter:
+    """Writes the 2 x 2 elements that one thread holds of each 8 columns of an MMA's 64 rows.
+
+    A WGMMA gives a thread the columns c, c + 1, c + 8, c + 9, ... of its rows r and r + 8; registers
+    4j .. 4j + 3 are (r, c + 8j), (r, c + 8j + 1), (r + 8, c + 8j), (r + 8, c + 8j + 1).
+
+    mD_mnl is the output, (M, N, L); row, column the thread's first element in it.
+    """
+
+    mD_mnl: cute.Tensor
+    row: Int32
+    column: Int32
+    batch: Int32
+    dtype: cutlass.Constexpr[Any]
+
+    def pointer(self, rows_down: Int32, columns_right: Int32) -> cute.Pointer:
+        """Address of the element that many rows and columns from the thread's first."""
+        row_stride, column_stride, batch_stride = self.mD_mnl.stride
+        offset = Int64(self.row + rows_down) * Int64(row_stride)
+        offset = offset + Int64(self.column + columns_right) * Int64(column_stride)
+        return self.mD_mnl.iterator + (offset + Int64(self.batch) * Int64(batch_stride))
+
+    @cute.jit
+    def write(
+        self, corner: cute.Pointer, rows_down: Int32, columns_right: Int32, values: tuple[Float32, ...]
+    ) -> None:
+        """Stores four registers at ``corner``, which is ``pointer(rows_down, columns_right)``."""
+        rows, columns, _ = self.mD_mnl.shape
+        row_stride, column_stride, _ = self.mD_mnl.stride
+        layout = cute.make_layout((2, 2), stride=(8 * Int64(row_stride), Int64(column_stride)))
+        square = cute.make_tensor(corner, layout)
+        for i in cutlass.range_constexpr(4):
+            low, right = i // 2, i % 2
+            row = self.row + rows_down + 8 * low
+            column = self.column + columns_right + right
+            if (row < rows) & (column < columns):
+                square[low, right] = values[i].to(self.dtype)
+
+
+def square_writer(
+    mD_mnl: cute.Tensor, plan: HopperPlan, problem: GemmProblem, thread: Int32, origin: tuple
+) -> SquareWriter:
+    """The writer of a thread whose warpgroup's part of the tile begins at ``origin`` (row, column, l)."""
+    row, column, batch = origin
+    coordinates = chunk_mma(problem, plan.warpgroup_n).get_slice(thread)
+    r, c = coordinates.partition_C(cute.make_identity_tensor((MMA_M, plan.warpgroup_n)))[0]
+    return SquareWriter(mD_mnl, row + r, column + c, batch, CUTE_DTYPES[problem.out_dtype])
+
+
+@dataclass(frozen=True)
+class DirectStore:
+    """A whole tile from one warpgroup's accumulators. mD_mnl is the output itself, (M, N, L)."""
+
+    mD_mnl: cute.Tensor
+    plan: cutlass.Constexpr[HopperPlan]
+    problem: cutlass.Constexpr[GemmProblem]
+
+    def prefetch(self) -> None:
+        """See TmaStore.prefetch: nothing to fetch."""
+
+    def init(self, buffers: None) -> None:
+        """See TmaStore.init."""
+
+    def allocate(self, smem: Any, barriers: cute.Pointer) -> None:
+        """See TmaStore.allocate: no buffers."""
+
+    def buffers_of(self, consumer: Int32, buffers: None) -> None:
+        """See TmaStore.buffers_of."""
+
+    def store(
+        self, accumulators: cute.Tensor, buffers: Any, member: Member, origin: tuple, turn: Int32
+    ) -> None:
+        """See TmaStore.store; no buffers are used."""
+        plan = self.plan
+        writer = square_writer(self.mD_mnl, plan, self.problem, member.thread, origin)
+        _, column_stride, _ = self.mD_mnl.stride
+        squares = plan.warpgroup_n // 8
+        for mma in range(plan.warpgroup_m // MMA_M):
+            rows_down = mma * plan.warpgroups_m * MMA_M
+            corner = writer.pointer(Int32(rows_down), Int32(0))
+            for square in range(squares):
+                first = (mma * squares + square) * 4
+                values = tuple(accumulators[first + i] for i in range(4))
+                writer.write(corner, Int32(rows_down), Int32(8 * square), values)
+                # One pointer walks along the row: as many as there are columns would not fit the registers.
+                corner = corner + 8 * Int64(column_stride)
+
+    def drain(self, buffers: Any, member: Member, turn: Int32) -> None:
+        """See TmaStore.drain: nothing is in flight."""

@@ -1,0 +1,137 @@
+"""The store of a tile whose K is split among the CTAs of a cluster.
+
+Each CTA leaves its partial sums in its own shared memory; then every CTA adds up its share of the tile,
+reading the others' sums through distributed shared memory in the order of their ranks, and writes it. The
+order is fixed, so the same input gives the same bits, and no partial sum leaves the chip or float32.
+
+    partials_written   completes when every consumer warp of every CTA of the cluster has left its sums
+    partials_read      completes when every consumer warp of every CTA has read what it needed: only then
+                       may a CTA overwrite its sums, or end
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from cutegemm.hopper.direct import square_writer
+from cutegemm.hopper.plan import ALIGNMENT, MMA_M, WARPGROUP_THREADS, HopperPlan
+from cutegemm.hopper.teams import Member
+from cutegemm.problem import GemmProblem
+
+CLUSTER = cutlass._mlir.dialects.nvvm.MemScopeKind.CLUSTER
+
+
+@dataclass(frozen=True)
+class SplitBuffers:
+    """A CTA's shared memory for the reduction: partial sums of all consumers, and the two barriers."""
+
+    partials: cute.Pointer
+    partials_written: cute.Pointer
+    partials_read: cute.Pointer
+
+
+@dataclass(frozen=True)
+class SplitStore:
+    """Reduces and stores; see the module. mD_mnl is the output itself, (M, N, L)."""
+
+    mD_mnl: cute.Tensor
+    plan: cutlass.Constexpr[HopperPlan]
+    problem: cutlass.Constexpr[GemmProblem]
+
+    def prefetch(self) -> None:
+        """See TmaStore.prefetch: nothing to fetch."""
+
+    def allocate(self, smem: Any, barriers: cute.Pointer) -> SplitBuffers:
+        """See TmaStore.allocate."""
+        count = self.plan.config.tile_m * self.plan.config.tile_n
+        return SplitBuffers(
+            smem.allocate_array(Float32, count, byte_alignment=ALIGNMENT), barriers, barriers + 1
+        )
+
+    def init(self, buffers: SplitBuffers) -> None:
+        """See TmaStore.init: every consumer warp of every CTA arrives at every CTA's two barriers."""
+        arrivals = self.plan.consumer_warps_per_tile * self.plan.splits
+        cute.arch.mbarrier_init(buffers.partials_written, arrivals)
+        cute.arch.mbarrier_init(buffers.partials_read, arrivals)
+
+    def buffers_of(self, consumer: Int32, buffers: SplitBuffers) -> SplitBuffers:
+        """See TmaStore.buffers_of: all consumers share the barriers; the sums are told apart by address."""
+        return buffers
+
+    @cute.jit
+    def store(
+        self, accumulators: cute.Tensor, buffers: SplitBuffers, member: Member, origin: tuple, turn: Int32
+    ) -> None:
+        """See TmaStore.store."""
+        if turn > 0:
+            self._wait(buffers.partials_read, turn - 1)
+        self._leave(accumulators, buffers, member)
+        self._announce(buffers.partials_written)
+        self._wait(buffers.partials_written, turn)
+        self._reduce(buffers, member, origin)
+        self._announce(buffers.partials_read)
+
+    @cute.jit
+    def drain(self, buffers: SplitBuffers, member: Member, turn: Int32) -> None:
+        """Until no peer reads this CTA's sums any more; before the CTA may exit."""
+        if turn > 0:
+            self._wait(buffers.partials_read, turn - 1)
+
+    def _squares(self) -> int:
+        """2 x 2 squares of accumulators a thread holds; the unit in which the tile is shared out."""
+        return self.plan.accumulator_registers // 4
+
+    def _sums(self, pointer: cute.Pointer) -> cute.Tensor:
+        """(4, thread, square, consumer): a square lies together, neighbouring threads side by side."""
+        shape = (4, WARPGROUP_THREADS, self._squares(), self.plan.config.consumers)
+        return cute.make_tensor(pointer, cute.make_layout(shape))
+
+    def _leave(self, accumulators: cute.Tensor, buffers: SplitBuffers, member: Member) -> None:
+        own = self._sums(buffers.partials)
+        for square in range(self._squares()):
+            values = cute.make_rmem_tensor(4, Float32)
+            for i in range(4):
+                values[i] = accumulators[4 * square + i]
+            cute.autovec_copy(values, own[None, member.thread, square, member.consumer])
+
+    @cute.jit
+    def _announce(self, barrier: cute.Pointer) -> None:
+        """This warp's accesses so far happen before what any CTA does after waiting on its barrier."""
+        cute.arch.fence_acq_rel_cluster()
+        cute.arch.sync_warp()
+        lane = cute.arch.lane_idx()
+        if lane < self.plan.splits:
+            cute.arch.mbarrier_arrive(barrier, lane, scope=CLUSTER)
+
+    def _wait(self, barrier: cute.Pointer, turn: Int32) -> None:
+        cute.arch.mbarrier_wait(barrier, turn & 1)
+        cute.arch.fence_acq_rel_cluster()
+
+    @cute.jit
+    def _reduce(self, buffers: SplitBuffers, member: Member, origin: tuple) -> None:
+        """Adds and writes this CTA's share of the squares of its threads."""
+        plan = self.plan
+        writer = square_writer(self.mD_mnl, plan, self.problem, member.thread, origin)
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        squares = self._squares()
+        per_row = plan.warpgroup_n // 8
+        share = -(-squares // plan.splits)
+        for i in cutlass.range_constexpr(share):
+            square = rank * share + i
+            if square < squares:
+                total = cute.make_rmem_tensor(4, Float32)
+                total.fill(0.0)
+                for peer in cutlass.range_constexpr(plan.splits):
+                    theirs = self._sums(cute.arch.map_dsmem_ptr(buffers.partials, Int32(peer)))
+                    values = cute.make_rmem_tensor(4, Float32)
+                    cute.autovec_copy(theirs[None, member.thread, square, member.consumer], values)
+                    for j in cutlass.range_constexpr(4):
+                        total[j] = total[j] + values[j]
+                mma = square // per_row
+                rows_down = mma * (plan.warpgroups_m * MMA_M)
+                columns_right = 8 * (square - mma * per_row)
+                corner = writer.pointer(rows_down, columns_right)
+                writer.write(corner, rows_down, columns_right, (total[0], total[1], total[2], total[3]))

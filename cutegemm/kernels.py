@@ -1,0 +1,122 @@
+"""Which kernel serves which sizes, and where its compiled form comes from: chosen, keyed, built once."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cutegemm import heuristic
+from cutegemm.artifact import Artifact
+from cutegemm.cache import default_cache
+from cutegemm.config import GemmConfig
+from cutegemm.errors import MissingDependencyError
+from cutegemm.fingerprint import KernelKey, kernel_key
+from cutegemm.hardware import Gpu
+from cutegemm.hopper.plan import HopperPlan, StorePath, plan
+from cutegemm.problem import GemmProblem
+from cutegemm.scheduler import SplitK, TileScheduler
+from cutegemm.scheduler.identity import scheduler_identity
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One kernel of a problem's kind: how it is configured, what orders its tiles, how it stores."""
+
+    config: GemmConfig
+    scheduler: TileScheduler
+    store: StorePath
+
+    def plan(self, problem: GemmProblem) -> HopperPlan:
+        """The configuration worked out for the problem's dtypes and majors. Raises ConfigError."""
+        seen = problem.swapped() if self.config.swap_ab else problem
+        return plan(self.config, seen, self.store, self.scheduler.splits)
+
+
+class Kernels:
+    """The kernels of one problem: what the user fixed, and the heuristic for the rest.
+
+    problem     sizes may be unknown
+    config      None: chosen for the sizes at hand
+    scheduler   None: chosen with the configuration
+    """
+
+    def __init__(
+        self,
+        problem: GemmProblem,
+        config: GemmConfig | None,
+        scheduler: TileScheduler | None,
+        target: str,
+    ) -> None:
+        self.problem = problem
+        self.config = config
+        self.scheduler = scheduler
+        self.target = target
+        self._lock = threading.RLock()
+        self._artifacts: dict[Choice, Artifact] = {}
+
+    def choice(self, sizes: GemmProblem, gpu: Gpu, store: StorePath) -> Choice:
+        """The kernel for a problem of these sizes on a GPU."""
+        if self.config is not None:
+            given = Choice(self.config, self.scheduler or TileScheduler(), store)
+            return replace(given, config=given.plan(self.problem).config)
+        splits = heuristic.SPLITS if self.scheduler is None else (self.scheduler.splits,)
+        best = heuristic.choose(_by_size_class(self.problem, sizes), gpu, store, splits)
+        scheduler = self.scheduler
+        if scheduler is None:
+            scheduler = TileScheduler(assignment=SplitK(best.splits)) if best.splits > 1 else TileScheduler()
+        return Choice(best.config, scheduler, store)
+
+    def artifact(self, choice: Choice) -> Artifact:
+        """The compiled kernel: of this object, else from the cache, else built now. Raises BuildError."""
+        artifact = self._artifacts.get(choice)
+        if artifact is None:
+            with self._lock:
+                artifact = self._artifacts.get(choice) or self._from_cache(choice)
+                self._artifacts[choice] = artifact
+        return artifact
+
+    def import_compiler_unless_cached(self, choice: Choice) -> None:
+        """Brings in the kernel compiler now if the choice's kernel will have to be compiled."""
+        if not default_cache().holds(self._key(choice)):
+            _builder()
+
+    def _from_cache(self, choice: Choice) -> Artifact:
+        def compile_now() -> dict[str, bytes]:
+            build = _builder()
+            return build(choice.plan(self.problem), self.problem.kind(), choice.scheduler, self.target)
+
+        return Artifact.from_entry(default_cache().get_or_build(self._key(choice), compile_now))
+
+    def _key(self, choice: Choice) -> KernelKey:
+        """Cache key of a kernel: everything that shapes it, in words."""
+        parts = (choice.plan(self.problem), self.problem.kind())
+        identity = scheduler_identity(choice.scheduler)
+        return kernel_key(f"{parts[0]!r}\n{parts[1]!r}\n{identity}", self.target)
+
+
+def _builder() -> Callable[..., dict[str, bytes]]:
+    """What compiles a plan. Raises MissingDependencyError if the compiler's modules are not importable."""
+    try:
+        from cutegemm.hopper.build import build
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "cutlass":
+            raise
+        raise MissingDependencyError(
+            f"the module {error.name} of nvidia-cutlass-dsl cannot be imported, although its metadata "
+            'is there; reinstall it with: pip install --force-reinstall "nvidia-cutlass-dsl==4.8.*"'
+        ) from error
+    return build
+
+
+def _by_size_class(asked: GemmProblem, actual: GemmProblem) -> GemmProblem:
+    """Sizes unknown at compile time, rounded up to a power of two: a loop over them builds few kernels."""
+
+    def rounded(wanted: int | None, size: int | None) -> int | None:
+        return size if wanted is not None or size is None else 1 << max(size - 1, 0).bit_length()
+
+    return replace(
+        asked,
+        m=rounded(asked.m, actual.m),
+        n=rounded(asked.n, actual.n),
+        k=rounded(asked.k, actual.k),
+        l=rounded(asked.l, actual.l),
+    )
