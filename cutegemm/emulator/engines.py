@@ -156,6 +156,7 @@ class Engines:
         warp.cta.tma_free = begin + tensor_map.box_bytes // LOAD_BYTES_PER_CYCLE
         finish = warp.cta.tma_free + LOAD_LATENCY
         name = warp.name
+        token = self.load_begins(warp, tensor_map, offset, targets)
         self.trace.add(
             warp, "load", f"{tensor_map.box_bytes} B at {coordinates}", begin, finish, engine="TMA load"
         )
@@ -166,13 +167,19 @@ class Engines:
                 box = read_box(tensor_map, coordinates, self.machine.memory, where)
                 put_box(tensor_map, box, cta.shared, offset, where)
                 self.machine.events += 1
-                self._delivered(warp, cta, barrier, offset, tensor_map.box_bytes)
+                self.load_ends(barrier, token)
                 barrier.complete(tensor_map.box_bytes, f"TMA loads of {name}", finish)
 
             self.start(Task(deliver, deliver))
 
-    def _delivered(self, warp: Any, cta: Any, barrier: Mbarrier, offset: int, size: int) -> None:
-        """For the race checker."""
+    def load_begins(
+        self, warp: Any, tensor_map: TensorMap, offset: int, targets: list[tuple[Any, Mbarrier]]
+    ) -> Any:
+        """A TMA load is issued; what is returned is given to ``load_ends``. Nothing to do here."""
+        return None
+
+    def load_ends(self, barrier: Mbarrier, token: Any) -> None:
+        """A TMA load has arrived at one of its targets, whose barrier is about to be told."""
 
     def tma_store(self, warp: Any, tensor_map: TensorMap, coordinates: tuple[int, ...], offset: int) -> None:
         """A box from shared memory; it is read at some time before the wait for its group."""
@@ -235,7 +242,7 @@ class Engines:
         if not queue.open:
             queue.groups.append(mmas.MmaGroup([], set(), done=True, finish=warp.clock))
             return
-        group = mmas.commit(warp, queue, poison=self.chance is not None)
+        group = mmas.commit(warp, queue)
         cta = warp.cta
         # A quarter of the SM's tensor cores serves each warp of a warpgroup: N / 8 cycles for a step of K.
         quarter = warp.index % 4

@@ -11,6 +11,7 @@ from cutegemm.emulator.engines import Engines
 from cutegemm.emulator.faults import DeadlockError, OutOfBoundsError
 from cutegemm.emulator.mbarrier import Mbarrier, Rendezvous
 from cutegemm.emulator.memory import RANK_SHIFT, GlobalMemory, SharedMemory
+from cutegemm.emulator.races import CheckedEngines
 from cutegemm.emulator.tma import TensorMap
 from cutegemm.emulator.trace import Trace
 from cutegemm.emulator.values import LANE_NUMBERS, LANES
@@ -117,6 +118,7 @@ class Cluster:
     def __init__(self, machine: "Machine", coordinates: tuple[int, int, int]) -> None:
         self.machine = machine
         self.coordinates = coordinates
+        self.checker: Any = None
         sizes = machine.launch.cluster
         x0, y0, z0 = (c * s for c, s in zip(coordinates, sizes, strict=True))
         self.ctas = [
@@ -155,7 +157,12 @@ class Machine:
     """
 
     def __init__(
-        self, program: Program, launch: LaunchRecord, memory: GlobalMemory, seed: int | None = None
+        self,
+        program: Program,
+        launch: LaunchRecord,
+        memory: GlobalMemory,
+        seed: int | None = None,
+        check: bool = False,
     ) -> None:
         self.program = program
         self.launch = launch
@@ -163,7 +170,7 @@ class Machine:
         self.params = launch.params
         self.tensor_maps: dict[int, TensorMap] = {}
         self.trace = Trace()
-        self.hooks = Engines(self, self.trace, seed)
+        self.hooks = (CheckedEngines if check else Engines)(self, self.trace, seed)
         self.chance = None if seed is None else random.Random(seed + 1)
         self.events = 0
         self.instructions = 0

@@ -5,11 +5,23 @@ from typing import Any
 
 import numpy as np
 
+from cutegemm.emulator.faults import RaceError
 from cutegemm.emulator.memory import PAGE
 from cutegemm.emulator.values import Lanes, lanes
 from cutegemm.emulator.wgmma import Operand, gather, multiply, to_fragment, units_of
 
-POISON = 0xFFFFFFFF
+
+class InFlight:
+    """In an accumulator register from commit to wait: whoever looks at it is told off."""
+
+    def __init__(self, warp: Any, where: str) -> None:
+        self._warp = warp
+        self._where = where
+
+    def __getattr__(self, name: str) -> Any:
+        raise RaceError(
+            f"{self._warp.here()} reads an accumulator of {self._where} before wgmma.wait_group says it is there"
+        )
 
 
 @dataclass(frozen=True)
@@ -67,7 +79,7 @@ def queue_of(warp: Any) -> MmaQueue:
     return queue
 
 
-def commit(warp: Any, queue: MmaQueue, poison: bool) -> MmaGroup:
+def commit(warp: Any, queue: MmaQueue) -> MmaGroup:
     """Closes a group: its accumulators leave the registers, which are not to be read meanwhile."""
     group = MmaGroup(queue.open, {mma.slots for mma in queue.open})
     queue.open = []
@@ -79,9 +91,8 @@ def commit(warp: Any, queue: MmaQueue, poison: bool) -> MmaGroup:
             if mma.accumulate
             else None
         )
-        if poison:
-            for slot in mma.slots:
-                warp.r[slot] = POISON
+        for slot in mma.slots:
+            warp.r[slot] = InFlight(warp, mma.where)
     queue.groups.append(group)
     return group
 

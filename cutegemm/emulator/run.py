@@ -85,7 +85,7 @@ def run(
     launch = launch_of(_host_of(compiled), program.module, arguments)
     if launch is None:
         return Emulation(None, {}, Trace(), None)
-    machine = Machine(program, launch, memory, seed)
+    machine = Machine(program, launch, memory, seed, check)
     machine.run()
     return Emulation(None, {}, machine.trace, launch, machine.instructions)
 
