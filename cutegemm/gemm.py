@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,17 +15,13 @@ from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, Target
 from cutegemm.hardware import Gpu, current_gpu, gpu_by_name
 from cutegemm.hopper.plan import StorePath
 from cutegemm.kernels import Choice, Kernels
-from cutegemm.operands import (
-    check_grad,
-    check_out,
-    check_overlap,
-    operand_rules,
-    read_sizes,
-    store_path,
-)
+from cutegemm.operands import check_call, check_grad, read_sizes, store_path
 from cutegemm.problem import GemmProblem
 from cutegemm.residency import loading_allowed, resident_clusters
 from cutegemm.scheduler import TileScheduler
+
+if TYPE_CHECKING:
+    from cutegemm.emulator.run import Emulation
 
 # Cross-compiling names no GPU; the choice is then made for this one.
 NOMINAL_GPU = {"sm_90a": "H200"}
@@ -105,28 +101,45 @@ class Gemm:
         # A new kind of call, or one the host code refused: the thorough checks say what is wrong.
         return self._thorough_call(a, b, out, error)
 
+    def emulate(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        check: bool = False,
+        seed: int | None = None,
+        resident: int | None = None,
+    ) -> "Emulation":
+        """out = a @ b on CPU tensors, by running the PTX a GPU call would launch. Needs no GPU.
+
+        check     look for races and uninitialised reads of shared memory
+        seed      None: warps in a fixed order, copies and MMAs as early as possible; a number: random order,
+                  everything as late as allowed, waits that fail for no reason
+        resident  clusters that run at once, as the GPU's size would decide; fewer means more tiles for each
+        Returns an Emulation with .out and .trace. Raises what a call raises for its operands, and
+        EmulationError for faults of the kernel: DeadlockError, RaceError, OutOfBoundsError, ...
+        """
+        from cutegemm.emulator.product import Circumstances, emulate
+
+        read_sizes(self.problem, a, b, device="cpu")
+        if out is None:
+            out = self._allocate(a, b)
+        return emulate(self._kernels, self._gpu(), (a, b, out), Circumstances(check, seed, resident))
+
     def _launch_key(self, a: torch.Tensor, b: torch.Tensor) -> Any:
         """What decides on the launch; sizes of a static problem are compared by the launch itself."""
         return a.get_device() if self._static else (a.get_device(), a.shape, b.shape)
 
     def _thorough_call(self, a: Any, b: Any, out: Any, error: Exception | None) -> torch.Tensor:
-        l, m, n, k = read_sizes(self.problem, a, b)  # noqa: E741
+        sizes = read_sizes(self.problem, a, b)
         if out is None:
             out = self._allocate(a, b)
-        check_out(self.problem, out, a, b)
-        check_grad(a, b, out)
-        if 0 not in (l, m, n, k):
-            a_rule, b_rule, out_rule = operand_rules(self.problem)
-            for rule, tensor in ((a_rule, a), (b_rule, b), (out_rule, out)):
-                rule.check_major(tensor)
-            a_rule.check_alignment(a)
-            b_rule.check_alignment(b)
-        check_overlap(out, "a", a)
-        check_overlap(out, "b", b)
-        if 0 in (l, m, n, k):
+        check_call(self.problem, a, b, out)
+        if 0 in sizes:
             return out.zero_()  # nothing to launch: empty, or a sum of no products
         with loading_allowed():
-            launch = self._launch_for((l, m, n, k), a, b, out)
+            launch = self._launch_for(sizes, a, b, out)
             # Every check passed, the exact ones for overlap too: the host code's quick ones are overruled.
             launch.function(a, b, out, launch.disjoint_record_address, _outcome.address)
         if _outcome.word.value != Outcome.LAUNCHED:

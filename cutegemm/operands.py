@@ -23,6 +23,7 @@ class OperandRule:
     dtype: torch.dtype
     major: str
     major_argument: str
+    device: str = "cuda"
 
     def check(self, tensor: Any, batched: bool) -> None:
         """Everything that concerns this tensor alone. Raises OperandTypeError, ProblemError, DeviceError."""
@@ -38,8 +39,11 @@ class OperandRule:
                 f"{self.name} has {tensor.dim()} dimensions {tuple(tensor.shape)}; this gemm takes "
                 f"({', '.join(wanted)})"
             )
-        if tensor.device.type != "cuda":
-            raise DeviceError(f"{self.name} lies on {tensor.device}; move it to the GPU with .cuda()")
+        if tensor.device.type != self.device:
+            where = "move it to the GPU with .cuda()"
+            if self.device == "cpu":
+                where = "the emulator takes CPU tensors, move it with .cpu()"
+            raise DeviceError(f"{self.name} lies on {tensor.device}; {where}")
 
     def check_major(self, tensor: torch.Tensor) -> None:
         """The contiguous mode. Raises ProblemError."""
@@ -93,13 +97,34 @@ class OperandRule:
         return self.major == self.modes[0].lower()
 
 
-def operand_rules(problem: GemmProblem) -> tuple[OperandRule, OperandRule, OperandRule]:
-    """The rules of a, b and out."""
+def operand_rules(problem: GemmProblem, device: str = "cuda") -> tuple[OperandRule, OperandRule, OperandRule]:
+    """The rules of a, b and out, which lie on a kind of device."""
     return (
-        OperandRule("a", ("M", "K"), problem.a_torch, problem.a_major, "a_major"),
-        OperandRule("b", ("K", "N"), problem.b_torch, problem.b_major, "b_major"),
-        OperandRule("out", ("M", "N"), problem.out_torch, problem.out_major, "out_major"),
+        OperandRule("a", ("M", "K"), problem.a_torch, problem.a_major, "a_major", device),
+        OperandRule("b", ("K", "N"), problem.b_torch, problem.b_major, "b_major", device),
+        OperandRule("out", ("M", "N"), problem.out_torch, problem.out_major, "out_major", device),
     )
+
+
+def check_call(
+    problem: GemmProblem, a: Any, b: Any, out: Any, device: str = "cuda"
+) -> tuple[int, int, int, int]:
+    """(L, M, N, K) of a call whose operands passed every check.
+
+    device: the kind of device all three must lie on. Raises OperandTypeError, ProblemError, DeviceError.
+    """
+    sizes = read_sizes(problem, a, b, device)
+    check_out(problem, out, a, b)
+    check_grad(a, b, out)
+    if 0 not in sizes:
+        a_rule, b_rule, out_rule = operand_rules(problem, device)
+        for rule, tensor in ((a_rule, a), (b_rule, b), (out_rule, out)):
+            rule.check_major(tensor)
+        a_rule.check_alignment(a)
+        b_rule.check_alignment(b)
+    check_overlap(out, "a", a)
+    check_overlap(out, "b", b)
+    return sizes
 
 
 def strided_tensor(tensor: object, name: str) -> torch.Tensor:
@@ -148,12 +173,12 @@ def contiguous_mode(tensor: torch.Tensor, name: str, modes: tuple[str, str]) -> 
     )
 
 
-def read_sizes(problem: GemmProblem, a: Any, b: Any) -> tuple[int, int, int, int]:
+def read_sizes(problem: GemmProblem, a: Any, b: Any, device: str = "cuda") -> tuple[int, int, int, int]:
     """(L, M, N, K) of a call, after checking a and b alone and against each other and the problem.
 
     Raises OperandTypeError, ProblemError, DeviceError.
     """
-    a_rule, b_rule, _ = operand_rules(problem)
+    a_rule, b_rule, _ = operand_rules(problem, device)
     a_rule.check(a, problem.batched)
     b_rule.check(b, problem.batched)
     if a.device != b.device:
@@ -186,7 +211,8 @@ def check_out(problem: GemmProblem, out: Any, a: torch.Tensor, b: torch.Tensor) 
 
     Raises OperandTypeError, ProblemError, DeviceError.
     """
-    rule = operand_rules(problem)[2]
+    # The device first: a's own was checked before.
+    rule = operand_rules(problem, a.device.type)[2]
     rule.check(out, problem.batched)
     wanted = (*a.shape[:-1], b.shape[-1])
     if tuple(out.shape) != wanted:

@@ -20,7 +20,8 @@ class InFlight:
 
     def __getattr__(self, name: str) -> Any:
         raise RaceError(
-            f"{self._warp.here()} reads an accumulator of {self._where} before wgmma.wait_group says it is there"
+            f"{self._warp.here()} reads an accumulator of {self._where} before wgmma.wait_group says that it "
+            "is there"
         )
 
 

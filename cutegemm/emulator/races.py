@@ -137,10 +137,10 @@ class ClusterChecker:
         if late.any():
             row, reader = (int(i) for i in np.argwhere(late)[0])
             raise RaceError(
-                f"write-after-read in shared memory of CTA {cta.number} at offset {self._offset(cells, row)}: "
+                f"write-after-read in shared memory of CTA {cta.number}, offset {self._offset(cells, row)}: "
                 f"{access.what} writes what {self.name(reader)} may still be reading "
-                f"({self.read_sites.get(reader, 'earlier')}); nothing the writer waited for says that the read "
-                "is over"
+                f"({self.read_sites.get(reader, 'earlier')}); nothing the writer waited for says that the "
+                "read is over"
             )
         shadow.writer[cells] = access.agent
         shadow.epoch[cells] = access.epoch
@@ -173,7 +173,7 @@ class ClusterChecker:
             else "nothing the warp waited for says that the write is over"
         )
         raise RaceError(
-            f"{kind} in shared memory of CTA {cta.number} at offset {self._offset(cells, row)}: {access.what} "
+            f"{kind} in shared memory of CTA {cta.number}, offset {self._offset(cells, row)}: {access.what} "
             f"meets the write of {self.name(writer)} ({self.sites[int(shadow.site[cells][row])]}); {why}"
         )
 

@@ -1,0 +1,70 @@
+"""``Gemm.emulate``: the kernel a GPU call would launch, on CPU tensors."""
+
+import ctypes
+from dataclasses import dataclass, replace
+
+import torch
+
+from cutegemm.callrecord import CallRecord, Outcome
+from cutegemm.emulator.faults import EmulationError
+from cutegemm.emulator.host import TensorArgument
+from cutegemm.emulator.run import Emulation, run
+from cutegemm.emulator.trace import Trace
+from cutegemm.hardware import Gpu
+from cutegemm.kernels import Kernels
+from cutegemm.operands import check_call, store_path
+
+# Modes whose stride the compiled code takes to be 1.
+_UNIT_MODE = {"a": {"k": -1, "m": -2}, "b": {"n": -1, "k": -2}, "out": {"n": -1, "m": -2}}
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """How a product is emulated.
+
+    check      whether races and uninitialised reads are looked for
+    seed       None for a fixed order, a number for an adverse one
+    resident   clusters that run at once; None: as many as the GPU has SMs for
+    ptx        device code to run in place of the compiled one's
+    """
+
+    check: bool = False
+    seed: int | None = None
+    resident: int | None = None
+    ptx: str | None = None
+
+
+def emulate(
+    kernels: Kernels,
+    gpu: Gpu,
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    circumstances: Circumstances,
+) -> Emulation:
+    """out = a @ b by the kernel that ``gpu`` would run; ``operands`` are a, b, out on the CPU.
+
+    Raises what a call raises for its operands, and EmulationError for faults of the kernel.
+    """
+    problem = kernels.problem
+    a, b, out = operands
+    sizes = check_call(problem, a, b, out, device="cpu")
+    if 0 in sizes:
+        return Emulation(out.zero_(), {}, Trace(), None)
+    choice = kernels.choice(problem.with_sizes(*sizes), gpu, store_path(problem, sizes, out))
+    plan = choice.plan(problem)
+    resident = circumstances.resident or max(1, gpu.sms // plan.cluster_ctas)
+    outcome = ctypes.c_int32(-1)
+    result = run(
+        kernels.artifact(choice),
+        TensorArgument(a, _UNIT_MODE["a"][problem.a_major]),
+        TensorArgument(b, _UNIT_MODE["b"][problem.b_major]),
+        TensorArgument(out, _UNIT_MODE["out"][problem.out_major]),
+        CallRecord(*sizes, resident, 1),
+        outcome,
+        None,
+        seed=circumstances.seed,
+        check=circumstances.check,
+        ptx=circumstances.ptx,
+    )
+    if outcome.value != Outcome.LAUNCHED:
+        raise EmulationError(f"the host code refused the launch: {Outcome(outcome.value).name}")
+    return replace(result, out=out)
