@@ -6,6 +6,7 @@ assignment.py   Persistent, Static, SplitK
 default.py      the order chosen when none is given
 checker.py      is an order a bijection?
 analysis.py     waves: which tiles run together, and what they read
+report.py       the same as a table, for the command line
 plot.py         the same as a picture
 notation.py     schedulers as text, for the command line
 """

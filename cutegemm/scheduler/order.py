@@ -255,12 +255,12 @@ class _Box:
 def _box_of(i: Index, tiles_m: Index, tiles_n: Index, rows: int, cols: int) -> _Box:
     strip, within = divmod_(i, minimum(rows, tiles_m) * tiles_n)
     first_m = strip * rows
-    in_last_strip = first_m + rows > tiles_m
+    in_last_strip = first_m > tiles_m - rows
     last_height = _last_piece(tiles_m, rows)
     tasks = either(in_last_strip, divisor(last_height * cols), divisor(rows * cols))
     box, task = divmod_(within, tasks)
     first_n = box * cols
-    width = either(first_n + cols > tiles_n, divisor(_last_piece(tiles_n, cols)), divisor(cols))
+    width = either(first_n > tiles_n - cols, divisor(_last_piece(tiles_n, cols)), divisor(cols))
     return _Box(strip, first_m, first_n, select(in_last_strip, last_height, rows), width, task)
 
 
@@ -268,7 +268,7 @@ def _tile_in_strips(i: Index, strip_axis: Index, long_axis: Index, group: int) -
     """Coordinates (along the strips' axis, along the long axis) of task i."""
     strip, within = divmod_(i, minimum(group, strip_axis) * long_axis)
     first = strip * group
-    in_last_strip = first + group > strip_axis
+    in_last_strip = first > strip_axis - group
     width = either(in_last_strip, divisor(_last_piece(strip_axis, group)), divisor(group))
     far, near = divmod_(within, width)
     return first + near, far
