@@ -4,6 +4,7 @@
 that was just now or is out of the cache.
 """
 
+import gc
 import gzip
 import hashlib
 import json
@@ -12,7 +13,8 @@ import re
 import shlex
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -201,7 +203,11 @@ def compile_to_files(
     dsl_version()
     import cutlass.cute as cute
 
-    with compile_lock, tempfile.TemporaryDirectory(prefix="cutegemm-build-") as scratch:
+    with (
+        compile_lock,
+        _cycles_uncollected(),
+        tempfile.TemporaryDirectory(prefix="cutegemm-build-") as scratch,
+    ):
         flags = (
             f"--gpu-arch {target} --enable-tvm-ffi --keep-ptx --keep-cubin --dump-dir {shlex.quote(scratch)}"
         )
@@ -234,6 +240,19 @@ def compile_to_files(
         **host_files,
         **({LIBRARY_FILE: library} if library else {}),
     }
+
+
+@contextmanager
+def _cycles_uncollected() -> Iterator[None]:
+    """Pauses the cyclic collector: tracing makes many objects that all live on, and each collection walks
+    those of torch and the compiler again. The caller holds ``compile_lock``."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def check_kernel(kernel: CubinKernel, ptx: str, host: str, facts: Mapping[str, Any]) -> None:

@@ -67,28 +67,34 @@ def gemm_host_us(gpu: Gpu, size: int = 128, dtype: str = "bfloat16") -> dict[str
     return host_us(calls, gpu.wait)
 
 
-def first_call_seconds(case: Case, repeats_from_disk: int = 3) -> dict[str, float]:
+def first_call_seconds(case: Case, repeats: int = 3) -> dict[str, float]:
     """Seconds from ``cutegemm.compile`` to the end of its first product in a new process with a CUDA context:
-    with an empty cache ("cold"), then with the kernel on disk (median of the repeats).
+    with an empty cache ("cold"), then with the kernel on disk; each the median of the repeats.
     """
+
+    def median(times: list[tuple[float, float]]) -> tuple[float, float]:
+        return statistics.median(t[0] for t in times), statistics.median(t[1] for t in times)
+
     with tempfile.TemporaryDirectory(prefix="cutegemm-first-call-") as folder:
-        environment = {
-            **os.environ,
-            "CUTEGEMM_CACHE_DIR": str(Path(folder) / "cutegemm"),
-            # The DSL keeps files of its own, which would make a cold start look warm.
-            "CUTE_DSL_CACHE_DIR": str(Path(folder) / "dsl"),
-        }
+        folders = [Path(folder) / str(repeat) for repeat in range(repeats)]
+        compile_cold, cold = median([_first_call(case, fresh) for fresh in folders])
+        compile_warm, warm = median([_first_call(case, filled) for filled in folders])
+    return {
+        "cold": cold,
+        "from disk": warm,
+        "compile() before it, cold (imports the compiler)": compile_cold,
+        "compile() before it, from disk": compile_warm,
+    }
 
-        def once() -> tuple[float, float]:
-            with Worker(environment) as worker:
-                [answer] = worker.ask(FirstCall(case), timeout_s=180)
-            return float(answer["compile_s"]), float(answer["seconds"])
 
-        compile_cold, cold = once()
-        warm = [once() for _ in range(repeats_from_disk)]
-        return {
-            "cold": cold,
-            "from disk": statistics.median(call for _, call in warm),
-            "compile() before it, cold (imports the compiler)": compile_cold,
-            "compile() before it, from disk": statistics.median(before for before, _ in warm),
-        }
+def _first_call(case: Case, caches: Path) -> tuple[float, float]:
+    """Seconds of compile() and of the first call in a new process with its caches in that folder."""
+    environment = {
+        **os.environ,
+        "CUTEGEMM_CACHE_DIR": str(caches / "cutegemm"),
+        # The DSL keeps files of its own, which would make a cold start look warm.
+        "CUTE_DSL_CACHE_DIR": str(caches / "dsl"),
+    }
+    with Worker(environment) as worker:
+        [answer] = worker.ask(FirstCall(case), timeout_s=180)
+    return float(answer["compile_s"]), float(answer["seconds"])

@@ -4,6 +4,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
+import tvm_ffi  # noqa: F401 - the compiler needs it for the first kernel, and would import it only then
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from cutegemm.artifact import compile_to_files
