@@ -1,6 +1,7 @@
 """What the emulator's tests share: one product on guarded CPU operands, and kernels with a planted fault."""
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -59,12 +60,7 @@ def with_ptx(gemm: Gemm, case: Case, ptx: str, circumstances: Circumstances) -> 
     """Runs other device code in a gemm's place; returns the operands it ran on."""
     operands = Operands.make(case, "cpu", seed=1)
     tensors = (operands.a.tensor, operands.b.tensor, operands.out.tensor)
-    emulate(
-        gemm._kernels,
-        GPU,
-        tensors,
-        Circumstances(circumstances.check, circumstances.seed, circumstances.resident, ptx),
-    )
+    emulate(gemm._kernels, GPU, tensors, replace(circumstances, ptx=ptx))
     return operands
 
 

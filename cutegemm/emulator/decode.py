@@ -48,6 +48,7 @@ class Program:
     results     slots each statement writes; they are merged where only some lanes execute it
     template    initial register file: literals in place, everything else poisoned
     specials    slot of each special register, to be filled for each warp
+    roles       for each op, what a warp that is there can still become: "producer", "consumer" or both: ""
     """
 
     module: Module
@@ -59,6 +60,7 @@ class Program:
     param_bytes: int = 0
     shared_offsets: dict[str, int] = field(default_factory=dict)
     static_shared_end: int = 0
+    roles: list[str] = field(default_factory=list)
 
     def statement(self, pc: int) -> Statement:
         """The statement at an index."""
@@ -88,7 +90,13 @@ class Decoder:
             program.results.append(written)
         program.ops.append(lambda warp: EXITED)
         program.results.append(())
+        program.roles = _roles(program.module, [self._jump(s) for s in program.module.statements])
         return program
+
+    def _jump(self, statement: Statement) -> int | None:
+        """Where a branch leads."""
+        is_branch = statement.opcode.split(".")[0] == "bra"
+        return self.target(statement.operands[0], statement) if is_branch else None
 
     def _one(self, statement: Statement) -> Op:
         parts = statement.opcode.split(".")
@@ -246,6 +254,28 @@ class Decoder:
             return None
 
         return run
+
+
+def _roles(module: Module, jumps: list[int | None]) -> list[str]:
+    """Who a warp is, by what it can still reach: TMA loads only, or WGMMAs only."""
+    count = len(module.statements)
+    loads, multiplies = [False] * (count + 1), [False] * (count + 1)
+    changed = True
+    while changed:
+        changed = False
+        for pc in reversed(range(count)):
+            statement = module.statements[pc]
+            reached = {jump for jump in (jumps[pc],) if jump is not None}
+            ends = statement.opcode.split(".")[0] in ("bra", "ret", "exit")
+            if not ends or statement.guard is not None:
+                reached.add(pc + 1)
+            load = "mbarrier::complete_tx::bytes" in statement.opcode or any(loads[n] for n in reached)
+            multiply = "mma_async" in statement.opcode or any(multiplies[n] for n in reached)
+            if (load, multiply) != (loads[pc], multiplies[pc]):
+                loads[pc], multiplies[pc] = load, multiply
+                changed = True
+    names = {(True, False): "producer", (False, True): "consumer"}
+    return [names.get(pair, "") for pair in zip(loads, multiplies, strict=True)]
 
 
 def _guarded_branch(op: Op, predicate: int, negated: bool) -> Op:

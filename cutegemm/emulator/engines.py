@@ -112,7 +112,7 @@ class Engines:
         """``count`` arrivals of a warp."""
         self.machine.events += 1
         warp.clock += SYNC_CYCLES
-        barrier.arrive(count, warp.name, warp.here(), warp.clock)
+        barrier.arrive(count, warp, warp.here(), warp.clock)
 
     def expect(self, warp: Any, barrier: Mbarrier, tx: int) -> None:
         """A warp announces bytes."""
@@ -151,11 +151,9 @@ class Engines:
     ) -> None:
         """A box to the same offset in each target CTA; each target's barrier gets its bytes."""
         where = warp.here()
-        warp.role = warp.role or "producer"
         begin = max(warp.clock, warp.cta.tma_free)
         warp.cta.tma_free = begin + tensor_map.box_bytes // LOAD_BYTES_PER_CYCLE
         finish = warp.cta.tma_free + LOAD_LATENCY
-        name = warp.name
         token = self.load_begins(warp, tensor_map, offset, targets)
         self.trace.add(
             warp, "load", f"{tensor_map.box_bytes} B at {coordinates}", begin, finish, engine="TMA load"
@@ -168,7 +166,7 @@ class Engines:
                 put_box(tensor_map, box, cta.shared, offset, where)
                 self.machine.events += 1
                 self.load_ends(barrier, token)
-                barrier.complete(tensor_map.box_bytes, f"TMA loads of {name}", finish)
+                barrier.complete(tensor_map.box_bytes, warp, finish)
 
             self.start(Task(deliver, deliver))
 
@@ -238,7 +236,6 @@ class Engines:
 
     def commit_mmas(self, warp: Any, queue: mmas.MmaQueue) -> None:
         """A group of MMAs is issued."""
-        warp.role = warp.role or "consumer"
         if not queue.open:
             queue.groups.append(mmas.MmaGroup([], set(), done=True, finish=warp.clock))
             return

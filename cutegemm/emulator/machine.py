@@ -18,6 +18,7 @@ from cutegemm.emulator.values import LANE_NUMBERS, LANES
 from cutegemm.emulator.warp import Warp
 
 QUANTUM = 4096  # instructions a warp runs before others get their turn
+LAZINESS = (0.0, 0.0, 0.0, 0.5, 0.97)  # with a seed: how often a warp or a whole CTA is passed over
 SHORT_QUANTUM = 40  # with a seed: often enough that every order has a chance
 STALE_ROUNDS = 50  # rounds of nothing but polling after which nobody will ever write what is polled for
 RESIDENT_CTAS = 132 * 2
@@ -50,6 +51,7 @@ class Cta:
         self.mbarriers: dict[int, Mbarrier] = {}
         self.barriers: dict[int, Rendezvous] = {}
         self.operands: dict[Any, Any] = {}
+        self.laziness = 0.0 if machine.chance is None else machine.chance.choice(LAZINESS)
         self.tma_free = self.store_free = 0
         self.tensor_free = [0, 0, 0, 0]
         threads = int(np.prod(machine.launch.block))
@@ -174,6 +176,7 @@ class Machine:
         self.chance = None if seed is None else random.Random(seed + 1)
         self.events = 0
         self.instructions = 0
+        self.barrier_labels: dict[int, str] = {}
         self.shared_end = program.static_shared_end + launch.shared_bytes
 
     def unknown_special(self, name: str) -> Exception:
@@ -220,21 +223,39 @@ class Machine:
         quantum = QUANTUM if self.chance is None else SHORT_QUANTUM
         while True:
             before = self.events
-            ran = 0
             warps = cluster.warps
-            if self.chance is not None:
-                self.chance.shuffle(warps)
-            for warp in warps:
-                if warp.wait is not None and not warp.wait.ready():
-                    continue
-                ran += warp.run(quantum if self.chance is None else self.chance.randint(1, quantum))
-                if warp.done:
-                    self._exited(warp)
+            eager = self._eager(warps)
+            ran = self._run_each(eager, quantum)
+            if not ran and len(eager) < len(warps):
+                ran = self._run_each(warps, quantum)
             self.instructions += ran
             anything |= ran > 0
             self.hooks.complete_some()
             if not ran or self.chance is not None or self.events == before:
                 return anything
+
+    def _eager(self, warps: list[Warp]) -> list[Warp]:
+        """Those that get a turn: all, or with a seed those that chance does not hold back."""
+        chance = self.chance
+        if chance is None:
+            return warps
+        for warp in warps:
+            if warp.laziness < 0:
+                warp.laziness = max(warp.cta.laziness, chance.choice(LAZINESS))
+        chosen = [warp for warp in warps if chance.random() >= warp.laziness]
+        chance.shuffle(chosen)
+        return chosen
+
+    def _run_each(self, warps: list[Warp], quantum: int) -> int:
+        """Runs every warp that can; returns the instructions executed."""
+        ran = 0
+        for warp in warps:
+            if warp.wait is not None and not warp.wait.ready():
+                continue
+            ran += warp.run(quantum if self.chance is None else self.chance.randint(1, quantum))
+            if warp.done:
+                self._exited(warp)
+        return ran
 
     def _exited(self, warp: Warp) -> None:
         self.events += 1

@@ -15,8 +15,9 @@ class Mbarrier:
     pending     those still missing
     tx          bytes announced and not yet arrived; may be negative for a while
     phase       number of completed phases
-    suppliers   who has arrived or sent bytes so far
-    released    clock and race-checker state that whoever waits inherits
+    suppliers   who has arrived or sent bytes so far: (what, warp) pairs
+    clock, release   cycle and race-checker state that whoever waits inherits; next_...: of the open phase
+    label       what the kernel calls it, if that is known
     """
 
     offset: int
@@ -25,7 +26,8 @@ class Mbarrier:
     pending: int = 0
     tx: int = 0
     phase: int = 0
-    suppliers: dict[str, None] = field(default_factory=dict)
+    label: str = ""
+    suppliers: dict[tuple[str, Any], None] = field(default_factory=dict)
     clock: int = 0
     next_clock: int = 0
     release: Any = None
@@ -37,15 +39,20 @@ class Mbarrier:
     @property
     def name(self) -> str:
         """Place in shared memory, for reports."""
-        return f"mbarrier at shared offset {self.offset - SHARED_BASE} of CTA {self.cta.number}"
+        label = f"{self.label}, " if self.label else ""
+        return f"{label}mbarrier at shared offset {self.offset - SHARED_BASE} of CTA {self.cta.number}"
 
-    def arrive(self, count: int, by: str, where: str, clock: int) -> None:
-        """``count`` arrivals. Raises BarrierCountError if there are more than the phase expects."""
-        self.suppliers[by] = None
+    def _supplied_by(self) -> str:
+        names = [f"{what}{warp.name}" for what, warp in self.suppliers]
+        return ", ".join(names[:12]) or "nobody so far"
+
+    def arrive(self, count: int, by: Any, where: str, clock: int) -> None:
+        """``count`` arrivals of a warp. Raises BarrierCountError if the phase expects fewer."""
+        self.suppliers["", by] = None
         if count > self.pending:
             raise BarrierCountError(
                 f"{where}: {count} arrival(s) at the {self.name}, which expects {self.pending} more in phase "
-                f"{self.phase} (count {self.count}); arrivals so far came from {', '.join(self.suppliers)}"
+                f"{self.phase} (count {self.count}); arrivals so far came from {self._supplied_by()}"
             )
         self.pending -= count
         self.next_clock = max(self.next_clock, clock)
@@ -55,9 +62,9 @@ class Mbarrier:
         """Announces bytes."""
         self.tx += tx
 
-    def complete(self, tx: int, by: str, clock: int) -> None:
-        """Bytes have arrived."""
-        self.suppliers[by] = None
+    def complete(self, tx: int, by: Any, clock: int) -> None:
+        """Bytes of a warp's TMA load have arrived."""
+        self.suppliers["TMA loads of ", by] = None
         self.tx -= tx
         self.next_clock = max(self.next_clock, clock)
         self._advance()
@@ -83,8 +90,7 @@ class Mbarrier:
             parts.append(f"{self.tx} announced bytes have not arrived")
         elif self.tx < 0:
             parts.append(f"{-self.tx} bytes arrived that nobody announced")
-        suppliers = ", ".join(list(self.suppliers)[:12]) or "nobody so far"
-        return f"{' and '.join(parts) or 'complete'}; supplied before by {suppliers}"
+        return f"{' and '.join(parts) or 'complete'}; supplied before by {self._supplied_by()}"
 
 
 @dataclass(frozen=True)

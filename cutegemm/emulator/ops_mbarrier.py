@@ -5,7 +5,7 @@ from typing import Any
 from cutegemm.emulator.decode import Decoder, Op, opcode
 from cutegemm.emulator.faults import BarrierCountError
 from cutegemm.emulator.mbarrier import Mbarrier, MbarrierWait
-from cutegemm.emulator.memory import offset_of, rank_of
+from cutegemm.emulator.memory import SHARED_BASE, offset_of, rank_of
 from cutegemm.emulator.ptx import Statement
 from cutegemm.emulator.values import lanes
 
@@ -18,8 +18,8 @@ def barrier_at(warp: Any, address: int) -> Mbarrier:
     barrier = cta.mbarriers.get(offset_of(address))
     if barrier is None:
         raise BarrierCountError(
-            f"{warp.here()}: there is no initialised mbarrier at shared offset {offset_of(address) - 1024} "
-            f"of CTA {cta.number}"
+            f"{warp.here()}: there is no initialised mbarrier at shared offset "
+            f"{offset_of(address) - SHARED_BASE} of CTA {cta.number}"
         )
     return barrier
 
@@ -34,7 +34,9 @@ def _init(statement: Statement, decoder: Decoder) -> Op:
         cta = warp.cta.cluster.cta_of(rank_of(address), warp)
         where = offset_of(address)
         cta.shared.check(where, where + 8, warp.here())
-        cta.mbarriers[where] = Mbarrier(where, warp.scalar(warp.r[n]), cta)
+        cta.mbarriers[where] = Mbarrier(
+            where, warp.scalar(warp.r[n]), cta, label=cta.machine.barrier_labels.get(where - SHARED_BASE, "")
+        )
 
     return op
 

@@ -18,6 +18,12 @@ from cutegemm.operands import check_call, store_path
 _UNIT_MODE = {"a": {"k": -1, "m": -2}, "b": {"n": -1, "k": -2}, "out": {"n": -1, "m": -2}}
 
 
+def _ring_labels(stages: int) -> dict[int, str]:
+    """The barriers of the operand ring, which come first in shared memory, by their offset."""
+    arrived = {8 * i: f"inputs_arrived[{i}]" for i in range(stages)}
+    return arrived | {8 * (stages + i): f"inputs_consumed[{i}]" for i in range(stages)}
+
+
 @dataclass(frozen=True)
 class Circumstances:
     """How a product is emulated.
@@ -64,6 +70,7 @@ def emulate(
         seed=circumstances.seed,
         check=circumstances.check,
         ptx=circumstances.ptx,
+        barrier_labels=_ring_labels(plan.stages),
     )
     if outcome.value != Outcome.LAUNCHED:
         raise EmulationError(f"the host code refused the launch: {Outcome(outcome.value).name}")

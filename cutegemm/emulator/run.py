@@ -58,6 +58,7 @@ def run(
     seed: int | None = None,
     check: bool = False,
     ptx: str | None = None,
+    barrier_labels: Mapping[int, str] | None = None,
 ) -> Emulation:
     """Runs a compiled kernel on CPU tensors, which are written in place.
 
@@ -68,6 +69,7 @@ def run(
                 asynchronous work, try_waits that fail for no reason
     check       whether races and uninitialised reads of shared memory are looked for
     ptx         device code to run instead of the compiled one's
+    barrier_labels   what to call the mbarriers in reports, by their offset in shared memory
 
     Raises EmulationError and its subclasses for faults of the kernel.
     """
@@ -86,6 +88,7 @@ def run(
     if launch is None:
         return Emulation(None, {}, Trace(), None)
     machine = Machine(program, launch, memory, seed, check)
+    machine.barrier_labels = dict(barrier_labels or {})
     machine.run()
     return Emulation(None, {}, machine.trace, launch, machine.instructions)
 

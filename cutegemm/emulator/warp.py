@@ -84,8 +84,15 @@ class Warp:
         self.done = False
         self.clock = 0
         self.executed = 0
-        self.role = ""
+        self.laziness = -1.0
+        self._role = ""
         self.engines: dict[str, Any] = {}
+
+    @property
+    def role(self) -> str:
+        """What the warp is there for, as far as its place in the code tells."""
+        self._role = self.program.roles[self.current] or self._role
+        return self._role
 
     @property
     def name(self) -> str:
