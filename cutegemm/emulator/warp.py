@@ -20,7 +20,7 @@ class Wait(Protocol):
         """What is missing, for a deadlock report."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     """Lanes that are at the same instruction; ``wait`` while that instruction cannot go on."""
 
