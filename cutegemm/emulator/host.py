@@ -133,7 +133,7 @@ def launch_of(host_mlir: str, module: Module, arguments: Sequence[Any]) -> Launc
             values[name] = address
         else:
             values[name] = int(argument or 0) & ((1 << 64) - 1)
-    interpreter = _Interpreter(function, memory, values, [param.size for param in module.params], module)
+    interpreter = _Interpreter(function, memory, values, module)
     record = interpreter.run()
     for argument, address in copied:
         size = ctypes.sizeof(argument)
@@ -185,7 +185,7 @@ class _Interpreter:
     """Walks a function's blocks."""
 
     def __init__(
-        self, function: Function, memory: HostMemory, values: dict[str, Any], sizes: list[int], module: Module
+        self, function: Function, memory: HostMemory, values: dict[str, Any], module: Module
     ) -> None:
         self.function = function
         self.memory = memory

@@ -5,7 +5,6 @@ rank << 24 | offset, with the CTA's rank in its cluster, in both shared windows.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -170,8 +169,3 @@ def offset_of(address: int) -> int:
 def rank_of(address: int) -> int:
     """Rank of the CTA a shared address lies in."""
     return address >> RANK_SHIFT
-
-
-def spread(values: Any, count: int) -> Lanes:
-    """A value or array as an array of ``count``."""
-    return np.broadcast_to(np.asarray(values), (count,))

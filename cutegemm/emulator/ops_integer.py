@@ -369,6 +369,8 @@ def _pack(statement: Statement, decoder: Decoder, bits: int) -> Op:
     each = bits // len(members)
     d = decoder.result(statement.operands[0], statement)
     slots = [decoder.source(text, statement, each) for text in members]
+    if len(slots) == 2:
+        return _pack_two(d, (slots[0], slots[1]), each)
 
     def op(warp: Any) -> None:
         values = [warp.r[slot] for slot in slots]
@@ -377,6 +379,22 @@ def _pack(statement: Statement, decoder: Decoder, bits: int) -> Op:
         else:
             columns = np.stack([lanes(value, each) for value in values], axis=1)
             warp.r[d] = np.ascontiguousarray(columns).view(UNSIGNED[bits])[:, 0]
+
+    return op
+
+
+def _pack_two(d: int, slots: tuple[int, int], each: int) -> Op:
+    low, high = slots
+    mask = mask_of(each)
+    wide = UNSIGNED[2 * each]
+
+    def op(warp: Any) -> None:
+        r = warp.r
+        a, b = r[low], r[high]
+        if type(a) is int and type(b) is int:
+            r[d] = a & mask | (b & mask) << each
+        else:
+            r[d] = lanes(a, each).astype(wide) | lanes(b, each).astype(wide) << wide(each)
 
     return op
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cutegemm.emulator.decode import PARAM_SPACE, SINK, Decoder, Op, opcode
-from cutegemm.emulator.memory import RANK_SHIFT, offset_of, rank_of
+from cutegemm.emulator.memory import RANK_SHIFT, offset_of
 from cutegemm.emulator.ops_integer import type_of
 from cutegemm.emulator.ptx import Statement
 from cutegemm.emulator.values import (
@@ -259,8 +259,3 @@ def _atomic(statement: Statement, decoder: Decoder) -> Op:
             warp.r[d] = int(results[active][0]) if active.sum() == 1 and warp.mask is None else results
 
     return op
-
-
-def remote(address: int, warp: Any) -> bool:
-    """Whether a shared address lies in another CTA of the cluster."""
-    return rank_of(address) != warp.cta.rank

@@ -1,7 +1,7 @@
 """One emulated launch, from compiled code and CPU tensors to the result."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -43,7 +43,6 @@ class Emulation:
     trace: Trace
     launch: LaunchRecord | None
     instructions: int = 0
-    notes: tuple[str, ...] = field(default=())
 
 
 @lru_cache(maxsize=16)

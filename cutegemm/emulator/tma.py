@@ -9,8 +9,9 @@ A tensor map is 16 64-bit words, of which the host fills eight:
     6   56..63 box size minus one of dimension 0; 7: of dimensions 1, 2, ... in 8 bits each
 """
 
+import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -39,15 +40,15 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of a box along dimension 0."""
         return self.box[0] * self.element
 
-    @property
+    @cached_property
     def box_bytes(self) -> int:
         """Bytes of a whole box: what a load announces, whatever lies outside of the tensor."""
-        return int(np.prod(self.box)) * self.element
+        return math.prod(self.box) * self.element
 
 
 def decode_map(data: bytes) -> TensorMap:
@@ -112,7 +113,7 @@ def _rows(tensor_map: TensorMap, coordinates: tuple[int, ...]) -> tuple[list[tup
     count = max(0, min(tensor_map.box[0], tensor_map.sizes[0] - coordinates[0]) - first)
     rows = []
     outer = tensor_map.box[1:]
-    for number in range(int(np.prod(outer))):
+    for number in range(math.prod(outer)):
         rest, address, inside = number, tensor_map.address, True
         for dimension, size in enumerate(outer, 1):
             at = coordinates[dimension] + rest % size

@@ -83,6 +83,8 @@ def merge(mask: Lanes, new: Any, old: Any) -> Any:
     """``new`` in the lanes of the mask, ``old`` in the others."""
     if new is old:
         return old
+    if type(new) is int and type(old) is int and new == old:
+        return new
     if isinstance(new, bool) or isinstance(old, bool):
         return np.where(mask, predicate_lanes(new), predicate_lanes(old))
     template = new if isinstance(new, np.ndarray) else old

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from cutegemm.emulator.decode import BLOCKED, DIVERGED, EXITED, Program
 from cutegemm.emulator.faults import ConvergenceError
 from cutegemm.emulator.values import ALL_LANES, LANES, Lanes, merge
@@ -235,8 +233,12 @@ class Warp:
             for slot, value in zip(written, old, strict=True):
                 r[slot] = merge(group.mask, r[slot], value)
             if following is None or following >= 0:
+                place = group.pc + 1 if following is None else following
+                if place < limit and count < quantum:
+                    group.pc = place  # still behind all others: nobody to meet yet
+                    continue
                 self.groups.remove(group)
-                group.pc = group.pc + 1 if following is None else following
+                group.pc = place
                 self._join(group)
                 self._settle()
                 if group not in self.groups or not group.pc < limit:
@@ -255,8 +257,3 @@ class Warp:
     def wait_for_lanes(self) -> int:
         """For a convergent instruction met by only some lanes: they wait for the others."""
         return self.block(OtherLanes(self.program.statement(self.current).where))
-
-
-def full(mask: Lanes | None) -> bool:
-    """Whether a mask holds all lanes."""
-    return mask is None or bool(np.all(mask))
