@@ -14,7 +14,7 @@ from cutlass import Int32
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from cutegemm.cubin import disassemble
-from cutegemm.scheduler.arithmetic import ceil_div, divmod_, minimum, select
+from cutegemm.scheduler.arithmetic import ceil_div, divisor, divmod_, minimum, select
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Arithmetic:
         a, b = i, tiles_m
         return {
             "divmod": lambda: divmod_(a, b),
+            "divmod, prepared": lambda: divmod_(a, divisor(b)),
             "divmod by 7": lambda: divmod_(a, 7),
             "divmod by 8": lambda: divmod_(a, 8),
             "divmod by the task": lambda: divmod_(tiles_n, a + 1),

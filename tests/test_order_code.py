@@ -90,7 +90,7 @@ def test_a_kernel_s_code_agrees_with_python(order: TileOrder) -> None:
 
 
 @pytest.mark.parametrize(
-    "function", ["divmod", "divmod by 7", "divmod by 8", "ceil_div", "minimum", "select"]
+    "function", ["divmod", "divmod, prepared", "divmod by 7", "divmod by 8", "ceil_div", "minimum", "select"]
 )
 def test_arithmetic_of_a_kernel_agrees_with_python(function: str) -> None:
     rng = np.random.default_rng(1)
@@ -150,13 +150,14 @@ def test_what_the_documentation_says_an_order_costs(order: TileOrder) -> None:
     cost = cost_of(order)
     assert cost.ptx == pytest.approx(ptx, rel=0.1, abs=2)
     assert cost.sass == pytest.approx(sass, rel=0.1, abs=2)
-    # Divisions by what a grid has are prepared before the loop over the tasks.
-    assert cost.reciprocals == 0
+    # The division by the size of a strip or of the grid is prepared before the loop over the tasks.
+    assert cost.reciprocals == {RowMajor: 0, ColumnMajor: 0, Blocked: 2}.get(type(order), 1)
 
 
 def test_a_division_by_what_changes_with_the_task_is_seen() -> None:
     needs_disassembler()
     assert cost_of(Arithmetic("divmod by the task")).reciprocals == 1
+    assert cost_of(Arithmetic("divmod, prepared")).reciprocals == 0
 
 
 def test_the_loop_finder() -> None:

@@ -21,7 +21,7 @@ from cutegemm.scheduler import (
     TileOrder,
     check_bijection,
 )
-from cutegemm.scheduler.arithmetic import ceil_div, divisor, divmod_, either, minimum, select
+from cutegemm.scheduler.arithmetic import ceil_div, divisor, divmod_, minimum, select
 from cutegemm.scheduler.checker import tiles_of
 from cutegemm.scheduler.order import MAX_EXTENT
 
@@ -299,7 +299,6 @@ WORDS = st.integers(0, 2**31 - 1)
 @given(WORDS, st.integers(1, 2**31 - 1), st.integers(1, 2**31 - 1), st.booleans())
 def test_arithmetic_on_single_numbers_and_on_arrays(a: int, b: int, c: int, first: bool) -> None:
     assert divmod_(a, b) == divmod(a, b) == divmod_(a, divisor(b))
-    assert divmod_(a, either(first, divisor(b), divisor(c))) == divmod(a, b if first else c)
     assert select(first, a, b) == (a if first else b)
     arrays = np.array([a, a]), np.array([b, c])
     assert [x.tolist() for x in divmod_(*arrays)] == [[a // b, a // c], [a % b, a % c]]

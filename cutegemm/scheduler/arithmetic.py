@@ -52,12 +52,9 @@ def ceil_div(a: Index, b: Index) -> Index:
 
 @dataclass(frozen=True)
 class Divisor:
-    """A divisor of at least 1, prepared.
+    """A divisor of at least 1 that is the same for every task, prepared before a kernel's loop over them.
 
-    On the device a division by a prepared divisor is a multiplication and a correction. The compiler
-    moves the preparation out of the kernel's loop over its tasks where the divisor is the same for all of
-    them; ``either()`` keeps that for a divisor that is one of two such. A division by a value that is new
-    for each task costs the preparation each time, about three times as much.
+    It takes two registers all through the loop and makes a division a multiplication and a correction.
     """
 
     value: Index
@@ -65,7 +62,7 @@ class Divisor:
 
 
 def divisor(value: Index) -> Divisor:
-    """Prepares a divisor of at least 1."""
+    """Prepares a divisor; for one that depends on the grid alone, such as ``tiles_n``."""
     if _on_host(value):
         return Divisor(value)
     import cutlass
@@ -73,32 +70,15 @@ def divisor(value: Index) -> Divisor:
     return Divisor(value, cutlass.Uint32(_WORD - 1) // cutlass.Uint32(value))
 
 
-def either(condition: Condition, a: Divisor, b: Divisor) -> Divisor:
-    """``select`` among divisors."""
-    value = select(condition, a.value, b.value)
-    if a.reciprocal is None and b.reciprocal is None:
-        return Divisor(value)
-    import cutlass
-
-    return Divisor(value, cutlass.select_(condition, _reciprocal(a), _reciprocal(b)))
-
-
-def _reciprocal(one: Divisor) -> Any:
-    """The reciprocal as a device number, also of a divisor known while tracing."""
-    import cutlass
-
-    return cutlass.Uint32((_WORD - 1) // one.value) if one.reciprocal is None else one.reciprocal
-
-
 def divmod_(a: Index, b: Index | Divisor) -> tuple[Index, Index]:
     """Quotient and remainder of two non-negative indices, b > 0."""
-    by = b if isinstance(b, Divisor) else divisor(b)
+    by = b if isinstance(b, Divisor) else Divisor(b)
     if _on_host(a, by.value):
         quotient = a // by.value
         return quotient, a - quotient * by.value
     import cutlass
 
-    if by.reciprocal is None:  # known while tracing: the compiler finds shifts or a multiplication
+    if by.reciprocal is None:  # unsigned: a signed division on the device first looks after the signs
         quotient = cutlass.Int32(cutlass.Uint32(a) // cutlass.Uint32(by.value))
         return quotient, a - quotient * by.value
     # a * reciprocal / 2^32 falls short of a / b by less than 1 for a < 2^31, so its floor is the

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from cutegemm.errors import ConfigError
-from cutegemm.scheduler.arithmetic import Condition, Divisor, Index, divisor, divmod_, either, minimum, select
+from cutegemm.scheduler.arithmetic import Condition, Index, divisor, divmod_, minimum, select
 
 
 @runtime_checkable
@@ -48,7 +48,7 @@ class RowMajor:
 
     def tile(self, i: Index, tiles_m: Index, tiles_n: Index) -> tuple[Index, Index]:
         """See TileOrder.tile."""
-        return divmod_(i, tiles_n)
+        return divmod_(i, divisor(tiles_n))
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ColumnMajor:
 
     def tile(self, i: Index, tiles_m: Index, tiles_n: Index) -> tuple[Index, Index]:
         """See TileOrder.tile."""
-        n, m = divmod_(i, tiles_m)
+        n, m = divmod_(i, divisor(tiles_m))
         return m, n
 
 
@@ -158,7 +158,7 @@ class Morton:
         """See TileOrder.tile."""
         box = _box_of(i, tiles_m, tiles_n, self.side, self.side)
         m, n, task = box.first_m, box.first_n, box.task
-        height, width = box.height, box.width.value
+        height, width = box.height, box.width
         for half in _halves(self.side):
             upper, height, task = _cut(task, height, width, half, False)
             left, width, task = _cut(task, width, height, half, False)
@@ -187,7 +187,7 @@ class Hilbert:
     def tile(self, i: Index, tiles_m: Index, tiles_n: Index) -> tuple[Index, Index]:
         """See TileOrder.tile."""
         box = _box_of(i, tiles_m, tiles_n, self.side, self.side)
-        m, n = _on_hilbert_curve(box.task, box.height, box.width.value, self.side)
+        m, n = _on_hilbert_curve(box.task, box.height, box.width, self.side)
         n = box.first_n + n
         _, odd = divmod_(box.strip, 2)
         return box.first_m + m, select(odd == 1, tiles_n - 1 - n, n)
@@ -248,36 +248,26 @@ class _Box:
     first_m: Index
     first_n: Index
     height: Index
-    width: Divisor
+    width: Index
     task: Index
 
 
 def _box_of(i: Index, tiles_m: Index, tiles_n: Index, rows: int, cols: int) -> _Box:
-    strip, within = divmod_(i, minimum(rows, tiles_m) * tiles_n)
+    strip, within = divmod_(i, divisor(minimum(rows, tiles_m) * tiles_n))
     first_m = strip * rows
-    in_last_strip = first_m > tiles_m - rows
-    last_height = _last_piece(tiles_m, rows)
-    tasks = either(in_last_strip, divisor(last_height * cols), divisor(rows * cols))
-    box, task = divmod_(within, tasks)
+    height = minimum(tiles_m - first_m, rows)
+    box, task = divmod_(within, height * cols)
     first_n = box * cols
-    width = either(first_n > tiles_n - cols, divisor(_last_piece(tiles_n, cols)), divisor(cols))
-    return _Box(strip, first_m, first_n, select(in_last_strip, last_height, rows), width, task)
+    return _Box(strip, first_m, first_n, height, minimum(tiles_n - first_n, cols), task)
 
 
 def _tile_in_strips(i: Index, strip_axis: Index, long_axis: Index, group: int) -> tuple[Index, Index]:
-    """Coordinates (along the strips' axis, along the long axis) of task i."""
-    strip, within = divmod_(i, minimum(group, strip_axis) * long_axis)
-    first = strip * group
-    in_last_strip = first > strip_axis - group
-    width = either(in_last_strip, divisor(_last_piece(strip_axis, group)), divisor(group))
-    far, near = divmod_(within, width)
-    return first + near, far
+    """Coordinates (along the strips' axis, along the long axis) of task i.
 
-
-def _last_piece(length: Index, piece: int) -> Index:
-    """How much of ``length`` the last piece has, between 1 and ``piece``.
-
-    It depends on the grid alone: a kernel works it out, and prepares divisions by it, before its loop.
+    Only the strip is found with a prepared divisor. Widths could be prepared too, of all strips and of the
+    last; but where accumulators leave a kernel few registers, those would make it spill.
     """
-    before_last, _ = divmod_(length - 1, piece)
-    return length - before_last * piece
+    strip, within = divmod_(i, divisor(minimum(group, strip_axis) * long_axis))
+    first = strip * group
+    far, near = divmod_(within, minimum(strip_axis - first, group))
+    return first + near, far
