@@ -1,4 +1,4 @@
-"""Six small products, one for each kind of kernel, meant to be run under compute-sanitizer:
+"""Small products, one for each kind of kernel, meant to be run under compute-sanitizer:
 
     compute-sanitizer --tool memcheck python tests/sanitizer_cases.py
     compute-sanitizer --tool synccheck python tests/sanitizer_cases.py
@@ -7,11 +7,13 @@ Prints a line for each case and exits with 1 if a result is wrong; the tool repo
 """
 
 import sys
+from typing import Any
 
 import torch
 
 import cutegemm
 from cutegemm import GemmConfig
+from cutegemm.scheduler import SplitK, TileScheduler
 
 CASES = (
     ((200, 264, 136), {}, GemmConfig(128, 256)),
@@ -20,10 +22,11 @@ CASES = (
     ((8, 320, 264), {}, GemmConfig(64, 16, 128, consumers=1, swap_ab=True)),
     ((192, 136, 200), {"a_major": "m", "b_major": "n", "out_dtype": "float32"}, GemmConfig(192, 96)),
     ((136, 248, 320), {"out_major": "m"}, GemmConfig(128, 72, consumers=1)),
+    ((72, 136, 1000), {"scheduler": TileScheduler(assignment=SplitK(4))}, GemmConfig(64, 72, consumers=1)),
 )
 
 
-def run(shape: tuple[int, int, int], options: dict[str, str], config: GemmConfig) -> float:
+def run(shape: tuple[int, int, int], options: dict[str, Any], config: GemmConfig) -> float:
     """Relative error of one product against float32, the output poisoned beforehand."""
     m, n, k = shape
     a = _matrix(m, k, options.get("a_major") == "m")
