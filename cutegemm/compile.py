@@ -32,7 +32,7 @@ def compile(
     """A callable D = A @ B for one problem.
 
     shape       (M, N, K), or (L, M, N, K) for L independent products; None in a place = known at the call
-    dtype       bfloat16 or float16 (torch dtype or name), or a pair (a, b); accumulation is float32
+    dtype       bfloat16 or float16 (torch dtype or name), or a pair of the same; accumulation is float32
     out_dtype   bfloat16, float16 or float32; the inputs' dtype if None
     a_major     "k" or "m": the contiguous mode of A (M, K)
     b_major     "k" or "n": the contiguous mode of B (K, N); a row-major weight w (N, K) as w.t() is "k"

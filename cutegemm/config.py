@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cutegemm.errors import ConfigError, OperandTypeError
+from cutegemm.problem import as_integer
 
 Schedule = Literal["cooperative", "pingpong"]
 SCHEDULES: tuple[Schedule, ...] = ("cooperative", "pingpong")
@@ -26,6 +27,10 @@ class GemmConfig:
     store_stages             output buffers of one consumer warpgroup; None: chosen with the stages
     swap_ab                  compute D^T = B^T A^T, so that the problem's N takes the MMA's M
 
+    On sm_90a: tile_m 64, 128, 192 or 256; tile_n a multiple of 8 up to 256; tile_k 64 or 128; clusters of 1
+    or 2 along each mode; 1 or 2 consumers; 2 to 16 stages. What of that fits registers and shared memory
+    together is checked by ``compile``, which names the nearest legal value.
+
     Raises ConfigError for values no kernel has, OperandTypeError for a field that is no integer.
     """
 
@@ -42,10 +47,10 @@ class GemmConfig:
 
     def __post_init__(self) -> None:
         for name in ("tile_m", "tile_n", "tile_k", "cluster_m", "cluster_n", "consumers"):
-            _check_integer(name, getattr(self, name))
+            object.__setattr__(self, name, _positive(name, getattr(self, name)))
         for name in ("stages", "store_stages"):
             if getattr(self, name) is not None:
-                _check_integer(name, getattr(self, name))
+                object.__setattr__(self, name, _positive(name, getattr(self, name)))
         if self.schedule not in SCHEDULES:
             raise ConfigError(f'schedule={self.schedule!r} is unknown; use "cooperative" or "pingpong"')
         if not isinstance(self.swap_ab, bool):
@@ -64,19 +69,22 @@ class GemmConfig:
         parts = [f"{self.tile_m}x{self.tile_n}x{self.tile_k}", f"cluster {self.cluster_m}x{self.cluster_n}"]
         parts.append(f"{self.consumers} consumer{'s' if self.consumers > 1 else ''} {self.schedule}")
         if self.stages is not None:
-            parts.append(f"{self.stages} stages")
+            parts.append(f"{self.stages} stage{'s' if self.stages > 1 else ''}")
         if self.store_stages is not None:
-            parts.append(f"{self.store_stages} store buffers")
+            parts.append(f"{self.store_stages} store buffer{'s' if self.store_stages > 1 else ''}")
         if self.swap_ab:
             parts.append("A and B swapped")
         return ", ".join(parts)
 
 
-def _check_integer(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+def _positive(name: str, value: object) -> int:
+    """``value`` as a Python int: NumPy's integers would read differently in a kernel's cache key."""
+    number = as_integer(value)
+    if number is None:
         raise OperandTypeError(f"{name}={value!r} must be an integer")
-    if value < 1:
-        raise ConfigError(f"{name}={value} must be at least 1")
+    if number < 1:
+        raise ConfigError(f"{name}={number} must be at least 1")
+    return number
 
 
 def nearest(value: int, allowed: tuple[int, ...]) -> int:

@@ -4,6 +4,7 @@ A (M, K), B (K, N), D (M, N), or with a leading batch mode L. Sizes may be None:
 Majors name the contiguous mode: A "k" or "m", B "k" or "n", D "n" or "m".
 """
 
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -159,6 +160,13 @@ def _read_input_dtypes(dtype: object) -> tuple[str, str]:
     return a, b
 
 
+def as_integer(value: object) -> int | None:
+    """``value`` as a Python int if it is an integer, NumPy's included; None for anything else, a bool too."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        return None
+    return int(value)
+
+
 def _read_shape(shape: object) -> tuple[int | None, ...]:
     wanted = "give (M, N, K), or (L, M, N, K) for L independent products"
     if not isinstance(shape, Sequence) or isinstance(shape, (str, bytes)):
@@ -170,10 +178,11 @@ def _read_shape(shape: object) -> tuple[int | None, ...]:
     for name, size in zip(names, sizes, strict=True):
         if size is None:
             continue
-        if not isinstance(size, int) or isinstance(size, bool):
+        number = as_integer(size)
+        if number is None:
             raise OperandTypeError(
                 f"{name}={size!r} in shape={sizes!r} must be an integer, or None if known at the call"
             )
-        if not 0 <= size <= MAX_SIZE:
+        if not 0 <= number <= MAX_SIZE:
             raise ProblemError(f"{name}={size} in shape={sizes!r} must lie in 0..{MAX_SIZE}")
-    return sizes
+    return tuple(None if size is None else int(size) for size in sizes)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,6 +44,13 @@ def test_fields_that_are_no_integers(name: str, value: Any) -> None:
     assert str(caught.value) == f"{name}={value!r} must be an integer"
 
 
+@pytest.mark.parametrize("name", INTEGER_FIELDS)
+def test_integers_of_numpy_become_python_integers(name: str) -> None:
+    config = with_field(name, np.int64(2))
+    assert config == with_field(name, 2)
+    assert repr(config) == repr(with_field(name, 2))
+
+
 @pytest.mark.parametrize("name", [name for name in INTEGER_FIELDS if "stages" not in name])
 def test_only_depths_may_be_left_open(name: str) -> None:
     with pytest.raises(OperandTypeError, match=f"{name}=None must be an integer"):
@@ -78,6 +86,7 @@ def test_text_is_short_and_complete() -> None:
         "64x40x128, cluster 2x1, 1 consumer cooperative, 4 stages, 2 store buffers, A and B swapped"
     )
     assert full.cluster_size == 2
+    assert str(GemmConfig(64, 8, stages=1, store_stages=1)).endswith(", 1 stage, 1 store buffer")
 
 
 def test_configurations_that_differ_read_differently() -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -135,6 +136,14 @@ def test_size_out_of_range(shape: tuple[int, ...], named: str) -> None:
     message = refusal(ProblemError, shape, "bfloat16")
     assert f"{named} in shape=" in message
     assert f"must lie in 0..{MAX_SIZE}" in message
+
+
+def test_sizes_of_numpy_become_python_integers() -> None:
+    problem = GemmProblem.from_user((np.int64(8), np.int32(16), np.uint8(24)), "bfloat16")
+    assert problem == GemmProblem.from_user((8, 16, 24), "bfloat16")
+    assert [type(size) for size in (problem.m, problem.n, problem.k)] == [int, int, int]
+    message = refusal(OperandTypeError, (np.float32(8), 8, 8), "bfloat16")
+    assert "must be an integer" in message
 
 
 def test_zero_is_a_size() -> None:
