@@ -15,7 +15,7 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
-from cutegemm.errors import ConfigError, DeviceError, MissingDependencyError
+from cutegemm.errors import ConfigError, DeviceError, MissingDependencyError, ProblemError
 from cutegemm.hardware import current_target, normalise_target
 
 if TYPE_CHECKING:
@@ -163,16 +163,24 @@ def inspect(request: Request) -> Report:
 
 
 def save(report: Report, folder: Path) -> list[Path]:
-    """Write kernel.ptx, kernel.cubin and, where there is a disassembler, kernel.sass; the paths written."""
+    """Write kernel.ptx, kernel.cubin and, where there is a disassembler, kernel.sass; the paths written.
+
+    Raises ProblemError if ``folder`` cannot be made or written.
+    """
     contents: dict[str, bytes] = {
         "kernel.ptx": report.artifact.ptx.encode(),
         "kernel.cubin": report.artifact.cubin,
     }
     if report.histogram is not None:
         contents["kernel.sass"] = report.artifact.sass.encode()
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+    except OSError as error:
+        raise ProblemError(
+            f"the kernel cannot be saved in {folder}: {error.strerror}; name a folder that can be written"
+        ) from error
     return [folder / name for name in contents]
 
 

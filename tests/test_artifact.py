@@ -382,6 +382,20 @@ def test_without_a_linker_there_is_only_the_object(fill, monkeypatch):
     assert "kernel.so" not in without.files
 
 
+@pytest.mark.parametrize(
+    "trouble",
+    [subprocess.TimeoutExpired("cc", 60), OSError(8, "Exec format error")],
+    ids=["hangs", "no program"],
+)
+def test_a_linker_that_fails_to_run_is_as_good_as_none(monkeypatch, trouble):
+    def run(*args, **options):
+        raise trouble
+
+    monkeypatch.setattr(loader.shutil, "which", lambda name: "/bin/cc")
+    monkeypatch.setattr(loader.subprocess, "run", run)
+    assert "kernel.so" not in compiled(tiny.fill).files
+
+
 def test_the_runtime_library_is_used_only_if_there_is_no_choice(tmp_path, monkeypatch):
     monkeypatch.delenv("CUTE_DSL_LIBS", raising=False)
     package = type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})

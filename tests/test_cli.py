@@ -14,7 +14,7 @@ from rich.console import Console
 
 import cutegemm
 from cutegemm import cli, inspection
-from cutegemm.errors import BuildError, ConfigError, TargetError
+from cutegemm.errors import BuildError, ConfigError, ProblemError, TargetError
 from cutegemm.inspection import Report, Request, histogram_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -191,6 +191,13 @@ def test_without_a_disassembler_the_rest_is_still_shown(tmp_path: Path) -> None:
     assert "no nvdisasm here" in text
     assert "none" in text
     assert [path.name for path in inspection.save(report, tmp_path / "new")] == ["kernel.ptx", "kernel.cubin"]
+
+
+def test_save_into_what_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for target in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ProblemError, match=r"cannot be saved in .*; name a folder"):
+            inspection.save(report_of(None), target)
 
 
 def test_save_writes_all_three(tmp_path: Path) -> None:
