@@ -36,26 +36,28 @@ FULL_RATE_MACS = 2048  # 16-bit MACs an uncut SM does in a cycle
 LINE_BYTES = 128
 
 # Fitted.
-LAUNCH_CYCLES = 1953  # launch, set-up, the first load and the last store
-CLUSTER_LAUNCH_CYCLES = 133
-TILE_CYCLES = 299  # scheduling a tile and refilling the consumers' view of the pipeline
-STAGE_CYCLES = 46.5  # passing a stage between producer and consumers
-CLUSTER_STAGE_CYCLES = 7.72
-STORE_CYCLES = 1197
-STORE_BYTES_PER_CYCLE = 18.6
-L2_BYTES_PER_CYCLE = 49  # for one SM when all ask
-L2_BYTES_PER_CYCLE_ALONE = 54.7
-LOCAL_BYTES_PER_CYCLE = 219
+LAUNCH_CYCLES = 1944  # launch, set-up, the first load and the last store
+CLUSTER_LAUNCH_CYCLES = 135
+TILE_CYCLES = 376  # scheduling a tile and refilling the consumers' view of the pipeline
+STAGE_CYCLES = 47  # passing a stage between producer and consumers
+CLUSTER_STAGE_CYCLES = 7.36
+STORE_CYCLES = 1094
+STORE_BYTES_PER_CYCLE = 17.5
+L2_BYTES_PER_CYCLE = 50.7  # for one SM when all ask
+L2_BYTES_PER_CYCLE_ALONE = 54.6
+LOCAL_BYTES_PER_CYCLE = 85.7
 MULTICAST_SHARE = 0.583
 COINCIDENCE_SHARE = 0.806
-OFF_LINE = 1.48
-HIDDEN_SHARE = 0.081  # of the shorter of mma and fill that shows all the same: shared memory and power
-STORE_SEGMENT_CYCLES = 1.82  # a contiguous piece of at most 128 bytes that a tile is stored in
-REDUCE_CYCLES = 6866  # the two meetings of a split tile's CTAs
-REDUCE_CTA_CYCLES = 176  # more, for each CTA
-REDUCE_BYTES_PER_CYCLE = 16  # partial sums read from the cluster's shared memory
-DRAM_SHARE = 1.03  # of the peak rate; OVERLAP_LOSS comes on top, so this is no rate seen alone
-OVERLAP_LOSS = 0.616  # of the shorter of SM work and device memory that shows all the same
+OFF_LINE = 1.53
+HIDDEN_SHARE = 0.08  # of the shorter of mma and fill that shows all the same: shared memory and power
+STORE_SEGMENT_CYCLES = 1.79  # a contiguous piece of at most 128 bytes that a tile is stored in
+REDUCE_CYCLES = 2179  # the two meetings of a split tile's CTAs
+REDUCE_CTA_CYCLES = 215  # more, for each CTA
+REDUCE_SQUARE_CYCLES = 830  # for each square of accumulators of a CTA's share: read from all, added, written
+REDUCE_BYTES_PER_CYCLE = 115  # partial sums read from the cluster's shared memory
+SPLIT_MARGIN = 1.1  # split tiles have to be cheaper by this: their estimates scatter more
+DRAM_SHARE = 1.02  # of the peak rate; OVERLAP_LOSS comes on top, so this is no rate seen alone
+OVERLAP_LOSS = 0.601  # of the shorter of SM work and device memory that shows all the same
 
 UNKNOWN_SIZE = 4096  # stands for a size known only at the call
 MIN_STAGES = 3  # a shallower pipeline does not hide the latency of a load
@@ -73,7 +75,7 @@ class Estimate:
     store           exposed epilogue of one tile
     dram            device memory alone, for the whole problem
     reduce          adding up the sums of a tile whose K is split
-    total           predicted length of the launch
+    total           predicted length of the launch; with K split, times SPLIT_MARGIN
     """
 
     config: GemmConfig
@@ -137,6 +139,7 @@ class _Table:
     cluster_n: np.ndarray
     warpgroup_n: np.ndarray
     segments: np.ndarray
+    squares: np.ndarray  # 2 x 2 accumulators a thread holds of a tile: what a split tile is shared out in
     pingpong: np.ndarray
     swapped: np.ndarray
 
@@ -165,6 +168,7 @@ def _candidates(kind: GemmProblem, store: StorePath, splits: int) -> _Table:
         column([c.cluster_n for c in configs]),
         column([p.warpgroup_n for p in plans]),
         column([_store_segments(p, kind.swapped() if p.config.swap_ab else kind) for p in plans]),
+        column([p.accumulator_registers // 4 for p in plans]),
         np.array([p.teams == 2 for p in plans]),
         np.array([c.swap_ab for c in configs]),
     )
@@ -205,7 +209,8 @@ def _cost(table: _Table, problem: GemmProblem, gpu: Gpu, splits: int) -> dict[st
     along_m = np.ceil(m / (table.tile_m * table.cluster_m))
     along_n = np.ceil(n / (table.tile_n * table.cluster_n))
     clusters = along_m * along_n * batch
-    workers = gpu.sms // (cluster * splits)
+    sizes, which = np.unique(cluster * splits, return_inverse=True)
+    workers = np.array([gpu.resident_clusters(int(size)) for size in sizes])[which]
     waves = np.ceil(clusters / workers)
     busy = np.minimum(clusters, workers) * cluster * splits
     busy_last = (clusters - (waves - 1) * workers) * cluster * splits
@@ -238,7 +243,9 @@ def _cost(table: _Table, problem: GemmProblem, gpu: Gpu, splits: int) -> dict[st
     if splits > 1:  # the reduction stores as well
         store = np.zeros_like(mma)
         reduce = REDUCE_CYCLES + REDUCE_CTA_CYCLES * splits
+        reduce = reduce + REDUCE_SQUARE_CYCLES * np.ceil(table.squares / splits)
         reduce = reduce + table.tile_m * table.tile_n * 4 / REDUCE_BYTES_PER_CYCLE
+        reduce = reduce + STORE_SEGMENT_CYCLES * table.segments
     exposed = np.where(table.pingpong, 0.0, store)
     body = loops + waves * (TILE_CYCLES + exposed + reduce) + np.where(table.pingpong, store, 0.0)
     dram_bytes = (
@@ -250,7 +257,7 @@ def _cost(table: _Table, problem: GemmProblem, gpu: Gpu, splits: int) -> dict[st
         + CLUSTER_LAUNCH_CYCLES * (cluster * splits > 1)
         + np.maximum(body, dram)
         + OVERLAP_LOSS * np.minimum(body, dram)
-    )
+    ) * (SPLIT_MARGIN if splits > 1 else 1.0)
     return {
         "tiles": clusters * cluster, "waves": waves, "mma": mma * k_tiles, "fill": fill * k_tiles,
         "store": exposed, "dram": np.full_like(mma, dram), "reduce": reduce, "total": total,

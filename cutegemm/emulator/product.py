@@ -57,7 +57,7 @@ def emulate(
         return Emulation(out.zero_(), {}, Trace(), None)
     choice = kernels.choice(problem.with_sizes(*sizes), gpu, store_path(problem, sizes, out))
     plan = choice.plan(problem)
-    resident = circumstances.resident or max(1, gpu.sms // plan.cluster_ctas)
+    resident = circumstances.resident or gpu.resident_clusters(plan.cluster_ctas)
     outcome = ctypes.c_int32(-1)
     result = run(
         kernels.artifact(choice),

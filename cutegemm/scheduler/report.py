@@ -122,8 +122,7 @@ def report(
     )
     gpu = _gpu_of(target)
     # With split K a worker is the CTAs that share a tile.
-    ctas = config.cluster_size * getattr(scheduler.assignment, "splits", 1)
-    resident = max(gpu.sms // ctas, 1) if workers is None else workers
+    resident = gpu.resident_clusters(config.cluster_size * scheduler.splits) if workers is None else workers
     found = waves(scheduler.order, scheduler.assignment, grid, resident)
     return ScheduleReport(scheduler, problem, config, gpu, resident, grid, tuple(found))
 
