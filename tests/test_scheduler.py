@@ -214,7 +214,7 @@ def test_a_scheduler_without_an_order(order: Any) -> None:
 def test_a_scheduler_without_an_assignment(assignment: Any) -> None:
     with pytest.raises(OperandTypeError) as caught:
         TileScheduler(GroupedM(), assignment)
-    assert "lacks workers(), first() or next()" in str(caught.value)
+    assert f"assignment={assignment!r} has no method workers(tasks, resident)" in str(caught.value)
     assert "Persistent()" in str(caught.value)
 
 
@@ -257,6 +257,81 @@ def test_identity_covers_the_methods_a_class_inherits(
         own = importlib.import_module(f"child_{number}").Own()
         identities.append(scheduler_identity(TileScheduler(own)).partition(" ")[2])
     assert identities[0] != identities[1]
+
+
+@dataclass(frozen=True)
+class Own:
+    """An order or assignment made of functions of the test."""
+
+    name: str = "own"
+    tile: Any = lambda i, tiles_m, tiles_n: divmod(i, tiles_n)
+    workers: Any = lambda tasks, resident: min(tasks, resident)
+    first: Any = lambda worker: worker
+    next: Any = lambda task, workers: task + workers
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Around:
+    """An order that asks another one."""
+
+    inner: Any
+
+    def tile(self, i: Any, tiles_m: Any, tiles_n: Any) -> tuple[Any, Any]:
+        """See TileOrder.tile."""
+        return self.inner.tile(i, tiles_m, tiles_n)  # type: ignore[no-any-return]
+
+
+def test_identity_covers_what_a_scheduler_does_and_not_only_how_it_is_written() -> None:
+    one = Own()
+    other = Own(tile=lambda i, tiles_m, tiles_n: (i % tiles_m, i // tiles_m))
+    backwards = Own(first=lambda worker: worker, workers=lambda tasks, resident: tasks)
+    for wrap in (lambda part: part, Around):
+        assert scheduler_identity(TileScheduler(wrap(one))) != scheduler_identity(TileScheduler(wrap(other)))
+        assert scheduler_identity(TileScheduler(wrap(one))) == scheduler_identity(TileScheduler(wrap(Own())))
+    identities = [scheduler_identity(TileScheduler(RowMajor(), part)) for part in (one, backwards)]
+    assert identities[0] != identities[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tile": lambda i, m, n: (0, 0)}, "does not visit each of"),
+        ({"tile": lambda i, m, n: (i // n, i % n + 1)}, "outside the grid"),
+        ({"tile": lambda i, m, n: 1 // 0}, "failed on Python integers with ZeroDivisionError"),
+        ({"tile": lambda i, m, n: "ab"}, "a tile is a pair"),
+        ({"tile": lambda i, m: (i, m)}, r"called as tile\(i, tiles_m, tiles_n\), which it does not take"),
+        ({"tile": 3}, r"has no method tile\(i, tiles_m, tiles_n\)"),
+        ({"workers": lambda tasks, resident: 0}, "leaves some of 1 tasks to none of 0 workers"),
+        ({"first": lambda worker: 0}, "leaves some of 3 tasks"),
+        ({"first": lambda worker: worker - 1}, "tasks count from 0"),
+        ({"next": lambda task, workers: task}, "to more than one of"),
+        ({"next": lambda task, workers: task + workers + 1}, "leaves some of"),
+    ],
+)
+def test_a_scheduler_that_would_compute_wrong_things_is_refused(change: Any, message: str) -> None:
+    own = Own(**change)
+    order, assignment = (own, Persistent()) if "tile" in change else (RowMajor(), own)
+    with pytest.raises((ConfigError, OperandTypeError), match=message):
+        cutegemm.compile((8, 8, 8), "bfloat16", scheduler=TileScheduler(order, assignment), target="sm_90a")
+
+
+@pytest.mark.parametrize("classes", [(GroupedM, Persistent()), (GroupedM(), Persistent)])
+def test_a_class_is_no_scheduler(classes: Any) -> None:
+    with pytest.raises(OperandTypeError, match=r"is a class; pass an object of it"):
+        TileScheduler(*classes)
+
+
+def test_more_workers_than_an_index_holds() -> None:
+    with pytest.raises(ConfigError, match=r"below 2\*\*31"):
+        Persistent(2**31)
+
+
+def test_a_grid_too_large_to_list() -> None:
+    with pytest.raises(ConfigError, match="too many to list one by one"):
+        scheduler.check_bijection(GroupedM(), 10**6, 10**6)
 
 
 def test_an_order_that_hides_its_fields_is_refused() -> None:

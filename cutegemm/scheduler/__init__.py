@@ -5,12 +5,16 @@ order.py        RowMajor, ColumnMajor, GroupedM, GroupedN, Blocked, Morton, Hilb
 assignment.py   Persistent, Static, SplitK
 default.py      the order chosen when none is given
 checker.py      is an order a bijection?
+trial.py        parts from outside the package, tried out
+identity.py     what a scheduler is called in the cache
 analysis.py     waves: which tiles run together, and what they read
 report.py       the same as a table, for the command line
 plot.py         the same as a picture
 notation.py     schedulers as text, for the command line
 """
 
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cutegemm.errors import OperandTypeError
@@ -51,6 +55,9 @@ __all__ = [
     "summarise",
 ]
 
+_ORDER_METHODS = {"tile": ("i", "tiles_m", "tiles_n")}
+_ASSIGNMENT_METHODS = {"workers": ("tasks", "resident"), "first": ("worker",), "next": ("task", "workers")}
+
 
 @dataclass(frozen=True)
 class TileScheduler:
@@ -59,23 +66,16 @@ class TileScheduler:
     ``order`` is any object with ``tile(i, tiles_m, tiles_n) -> (m, n)``, ``assignment`` one with
     ``workers``, ``first`` and ``next``; see the protocols TileOrder and Assignment.
 
-    Raises OperandTypeError when a part lacks its methods.
+    Raises OperandTypeError when a part lacks its methods. What parts from outside the package do is tried out
+    when a kernel is made of them, see trial.py.
     """
 
     order: TileOrder = field(default_factory=GroupedM)
     assignment: Assignment = field(default_factory=Persistent)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.order, TileOrder):
-            raise OperandTypeError(
-                f"order={self.order!r} has no method tile(i, tiles_m, tiles_n); "
-                "pass an order such as GroupedM(8), or any object with that method"
-            )
-        if not isinstance(self.assignment, Assignment):
-            raise OperandTypeError(
-                f"assignment={self.assignment!r} lacks workers(), first() or next(); "
-                "pass an assignment such as Persistent()"
-            )
+        _check_methods("order", self.order, _ORDER_METHODS, "GroupedM(8)")
+        _check_methods("assignment", self.assignment, _ASSIGNMENT_METHODS, "Persistent()")
 
     @property
     def splits(self) -> int:
@@ -111,3 +111,25 @@ class TileScheduler:
 
     def __str__(self) -> str:
         return f"{self.order!r} x {self.assignment!r}"
+
+
+def _check_methods(role: str, part: object, methods: Mapping[str, tuple[str, ...]], example: str) -> None:
+    """Raises OperandTypeError unless ``part`` is an object with these methods of so many arguments."""
+    if isinstance(part, type):
+        raise OperandTypeError(f"{role}={part!r} is a class; pass an object of it, such as {example}")
+    for name, arguments in methods.items():
+        wanted = f"{name}({', '.join(arguments)})"
+        method = getattr(part, name, None)
+        if not callable(method):
+            raise OperandTypeError(
+                f"{role}={part!r} has no method {wanted}; pass one such as {example}, or any object with "
+                + " and ".join(f"{key}({', '.join(needed)})" for key, needed in methods.items())
+            )
+        try:
+            inspect.signature(method).bind(*arguments)
+        except TypeError as error:
+            raise OperandTypeError(
+                f"{role}={part!r}: {name} is called as {wanted}, which it does not take: {error}"
+            ) from error
+        except ValueError:  # a built-in without a signature: the trial will tell
+            continue

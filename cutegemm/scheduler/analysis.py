@@ -129,7 +129,7 @@ def waves(order: TileOrder, assignment: Assignment, grid: Grid, resident: int) -
     rows, columns = (x.tolist() for x in tiles_of(order, clusters_m, clusters_n))
     per_batch = clusters_m * clusters_n
     result = []
-    for tasks in _tasks_by_wave(assignment, per_batch * grid.batch, resident):
+    for tasks in tasks_by_wave(assignment, per_batch * grid.batch, resident):
         tiles: list[Tile] = []
         for task in tasks:
             batch, i = divmod(task, per_batch)
@@ -153,7 +153,8 @@ def _wave(tiles: tuple[Tile, ...], grid: Grid) -> Wave:
     return Wave(tiles, a_bands, b_bands, a_bands * a_bytes, b_bands * b_bytes)
 
 
-def _tasks_by_wave(assignment: Assignment, tasks: int, resident: int) -> list[list[int]]:
+def tasks_by_wave(assignment: Assignment, tasks: int, resident: int) -> list[list[int]]:
+    """The tasks of each wave, by worker. Raises ConfigError for a task that is lost or taken twice."""
     workers = assignment.workers(tasks, resident)
     by_wave: list[list[int]] = []
     begin = 0
@@ -164,6 +165,8 @@ def _tasks_by_wave(assignment: Assignment, tasks: int, resident: int) -> list[li
         task = assignment.first(worker)
         step = begin
         while task < tasks:
+            if task < 0:
+                raise ConfigError(f"{assignment!r} gives worker {worker} task {task}; tasks count from 0")
             if step == len(by_wave):
                 by_wave.append([])
             by_wave[step].append(task)

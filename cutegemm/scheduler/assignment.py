@@ -35,10 +35,12 @@ class _Strided:
 
     def _check_limit(self) -> None:
         limit = self.max_workers
-        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        if limit is not None and (
+            not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 2**31
+        ):
             raise ConfigError(
                 f"{type(self).__name__}(max_workers={limit!r}): the number of workers must be an integer of "
-                "at least 1, or None for as many as fit"
+                "at least 1 (and below 2**31), or None for as many as fit"
             )
 
     def workers(self, tasks: Index, resident: Index) -> Index:
@@ -59,7 +61,8 @@ class _Strided:
 class Persistent(_Strided):
     """As many workers as fit on the GPU; worker w takes w, w + W, w + 2W, ...
 
-    ``max_workers`` limits W, for instance to leave SMs to another kernel.
+    ``max_workers`` limits W, for instance to leave SMs to another kernel; a worker is a cluster, so this is
+    the SMs left over divided by the CTAs of a cluster.
     """
 
     max_workers: int | None = None

@@ -8,6 +8,7 @@ import numpy as np
 from cutegemm.errors import ConfigError, OperandTypeError
 from cutegemm.scheduler.order import TileOrder
 
+MAX_TILES = 2**26  # listed one by one; some GB
 _SAMPLES = 64  # tasks whose tile is asked for one by one, to see whether an order takes arrays
 
 
@@ -52,6 +53,10 @@ def tiles_of(order: TileOrder, tiles_m: int, tiles_n: int) -> tuple[np.ndarray, 
     for name, tiles in (("tiles_m", tiles_m), ("tiles_n", tiles_n)):
         if not isinstance(tiles, int) or isinstance(tiles, bool) or tiles < 1:
             raise ConfigError(f"{name}={tiles!r}: the tiles of a grid are an integer of at least 1")
+    if tiles_m * tiles_n > MAX_TILES:
+        raise ConfigError(
+            f"{tiles_m} x {tiles_n} tiles are too many to list one by one; a grid of up to {MAX_TILES} can be"
+        )
     tasks = np.arange(tiles_m * tiles_n)
     arrays = _on_arrays(order, tasks, tiles_m, tiles_n)
     if arrays is not None:

@@ -3,21 +3,29 @@
 import hashlib
 import inspect
 import sys
+from collections.abc import Callable
 
 from cutegemm.errors import OperandTypeError
 from cutegemm.scheduler import TileScheduler
+from cutegemm.scheduler.trial import assignment_digest, order_digest
 
 
 def scheduler_identity(scheduler: TileScheduler) -> str:
-    """Class, fields and, for classes from outside the package, source of both parts.
+    """Class and fields of both parts; of those from outside the package also the source and what they do.
 
-    Raises OperandTypeError for a part whose ``repr`` does not show its fields: two such objects that
-    behave differently would share a kernel.
+    Raises OperandTypeError for a part whose ``repr`` does not show its fields or whose methods fail on
+    integers of the host, ConfigError for one that loses tiles or repeats them.
     """
-    return "; ".join(_identity(part) for part in (scheduler.order, scheduler.assignment))
+    order, assignment = scheduler.order, scheduler.assignment
+    return "; ".join(
+        (
+            _identity(order, lambda: order_digest(order)),
+            _identity(assignment, lambda: assignment_digest(assignment)),
+        )
+    )
 
 
-def _identity(part: object) -> str:
+def _identity(part: object, digest: Callable[[], str]) -> str:
     kind = type(part)
     text = repr(part)
     if kind.__repr__ is object.__repr__:
@@ -36,7 +44,7 @@ def _identity(part: object) -> str:
             f"the source of {kind.__qualname__} cannot be read, so its kernel cannot be told from another's; "
             f"define the class in a file"
         ) from error
-    return f"{kind.__module__}.{text} {hashlib.sha256(source.encode()).hexdigest()}"
+    return f"{kind.__module__}.{text} {hashlib.sha256(source.encode()).hexdigest()} {digest()}"
 
 
 def _is_outside(kind: type) -> bool:
