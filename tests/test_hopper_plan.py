@@ -319,11 +319,48 @@ def test_what_was_seen_to_spill_is_refused() -> None:
         plan(GemmConfig(192, 96, 128), n_major_b)
     plan(GemmConfig(192, 96, 64), n_major_b)
     plan(GemmConfig(128, 96, 128), n_major_b)
-    column_d = GemmProblem(None, None, None, out_major="m")
-    with pytest.raises(ConfigError, match="nearest legal tile_n is 176"):
-        plan(GemmConfig(128, 184, schedule="pingpong"), column_d, "direct")
-    plan(GemmConfig(128, 184, schedule="pingpong"), column_d, "tma")
-    plan(GemmConfig(128, 184), column_d, "direct")
+
+
+COLUMN_D = GemmProblem(None, None, None, out_major="m")
+
+
+@pytest.mark.parametrize(
+    ("config", "nearest_width"),
+    [
+        (GemmConfig(128, 176, schedule="pingpong"), 168),
+        (GemmConfig(128, 176, consumers=1), 168),
+        (GemmConfig(192, 120, consumers=1), 112),
+        (GemmConfig(256, 88, consumers=1), 80),
+        (GemmConfig(256, 176), 168),  # shared by two along M
+        (GemmConfig(192, 256, cluster_m=2, cluster_n=2), 224),  # and along N
+    ],
+)
+def test_direct_stores_down_columns_leave_fewer_registers(config: GemmConfig, nearest_width: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(config, COLUMN_D, "direct")
+    assert "168 fit without spilling beside a direct store to an m-major D;" in str(caught.value)
+    assert re.search(rf"the nearest legal tile_n is {nearest_width}\b", str(caught.value))
+    plan(config.with_(tile_n=nearest_width), COLUMN_D, "direct")
+    plan(config, COLUMN_D, "tma")
+    plan(config, PLAIN, "direct")
+
+
+@pytest.mark.parametrize("problem", [PLAIN, COLUMN_D], ids=str)
+@pytest.mark.parametrize(
+    ("config", "nearest_width"),
+    [(GemmConfig(128, 176, consumers=1), 168), (GemmConfig(192, 120, consumers=1), 112)],
+    ids=str,
+)
+def test_split_tiles_leave_fewer_registers(
+    config: GemmConfig, nearest_width: int, problem: GemmProblem
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(config, problem, splits=2)
+    beside = f"168 fit without spilling beside a split store to an {problem.out_major}-major D;"
+    assert beside in str(caught.value)
+    assert f"the nearest legal tile_n is {nearest_width}," in str(caught.value)
+    plan(config.with_(tile_n=nearest_width), problem, splits=2)
+    plan(config, problem)
 
 
 @pytest.mark.parametrize("splits", [2, 4, 8])
@@ -345,4 +382,4 @@ def test_what_cannot_be_split() -> None:
     with pytest.raises(ConfigError, match=r"splits=3: .* the nearest is 2"):
         plan(GemmConfig(128, 128), problem, splits=3)
     with pytest.raises(ConfigError, match="bytes of shared memory"):
-        plan(GemmConfig(256, 192), problem, splits=2)
+        plan(GemmConfig(256, 160), problem, splits=2)

@@ -21,7 +21,9 @@ MAX_STAGES = 16
 CHUNK_ROW_BYTES = 128  # width of one output chunk: one swizzle span, one TMA store box
 # Registers a consumer thread needs beside its accumulators: addresses, stage state, an output chunk.
 REGISTER_RESERVE = 40
-DIRECT_COLUMN_BUDGET = 176  # accumulators beside the addresses of a direct store to an M-major D
+# Accumulators that fit beside a store's addresses, by kind of store and contiguous mode of D, where that is
+# less than the reserve leaves. Found by compiling: 8 below the fewest with which the assembler spilled.
+STORE_BUDGET = {("direct", "m"): 168, ("split", "m"): 168, ("split", "n"): 168}
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = {1: 240, 2: 232}  # by number of consumer warpgroups; the sum fits 64 Ki registers
 
@@ -125,7 +127,7 @@ def plan(config: GemmConfig, problem: GemmProblem, store: StorePath = "tma", spl
         store = "direct"
     warpgroups_m, warpgroups_n = _split(config)
     _check_tile_n(config, problem, warpgroups_n)
-    _check_registers(config, problem, (warpgroups_m, warpgroups_n), store)
+    _check_registers(config, problem, (warpgroups_m, warpgroups_n), "split" if splits > 1 else store)
     chunks = output_chunks(config.tile_n // warpgroups_n, problem)
     partials = 4 * config.tile_m * config.tile_n if splits > 1 else 0
     stages, store_stages, sizes = _shared_memory(config, problem, chunks if store == "tma" else (), partials)
@@ -176,22 +178,31 @@ def _check_shape(config: GemmConfig, problem: GemmProblem) -> None:
         )
 
 
+def accumulator_budget(consumers: int, out_major: str, store_kind: str) -> int:
+    """Accumulator registers a consumer thread may hold without spilling.
+
+    consumers   warpgroups among which the CTA's registers are divided
+    out_major   contiguous mode of D as the kernel sees it
+    store_kind  "tma", "direct", or "split" for a tile whose K is split
+    """
+    budget = CONSUMER_REGISTERS[consumers] - REGISTER_RESERVE
+    return min(budget, STORE_BUDGET.get((store_kind, out_major), budget))
+
+
 def _check_registers(
-    config: GemmConfig, problem: GemmProblem, warpgroups: tuple[int, int], store: StorePath
+    config: GemmConfig, problem: GemmProblem, warpgroups: tuple[int, int], store_kind: str
 ) -> None:
     """Limits found by compiling the legal space: beyond them the assembler spills."""
     sharing = warpgroups[0] * warpgroups[1]
     registers = config.tile_m * config.tile_n // (WARPGROUP_THREADS * sharing)
-    budget = CONSUMER_REGISTERS[config.consumers] - REGISTER_RESERVE
-    if store == "direct" and problem.out_major == "m" and sharing == 1:
-        # Addresses down a column take more registers than those along a row.
-        budget = min(budget, DIRECT_COLUMN_BUDGET)
+    budget = accumulator_budget(config.consumers, problem.out_major, store_kind)
     if registers > budget:
         unit = _tile_n_unit(config, problem, warpgroups[1])
         legal = budget * WARPGROUP_THREADS * sharing // config.tile_m // unit * unit
+        beside = f" beside a {store_kind} store to an {problem.out_major}-major D" * (store_kind != "tma")
         raise ConfigError(
             f"tile {config.tile_m}x{config.tile_n} with {config.consumers} {config.schedule} consumer(s) "
-            f"needs {registers} accumulator registers a thread, {budget} fit without spilling; "
+            f"needs {registers} accumulator registers a thread, {budget} fit without spilling{beside}; "
             f"the nearest legal tile_n is {legal}"
             + (", or use 2 cooperative consumers" if sharing == 1 else "")
         )
