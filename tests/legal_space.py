@@ -21,7 +21,14 @@ from typing import Any
 
 from cutegemm import GemmConfig, GemmProblem
 from cutegemm.errors import ConfigError
-from cutegemm.hopper.plan import CONSUMER_REGISTERS, PRODUCER_REGISTERS, HopperPlan, StorePath, plan
+from cutegemm.hopper.plan import (
+    CONSUMER_REGISTERS,
+    PRODUCER_REGISTERS,
+    HopperPlan,
+    StorePath,
+    accumulator_budget,
+    plan,
+)
 
 TARGET = "sm_90a"
 REGISTER_FILE = 65536  # 32-bit registers of one SM
@@ -31,7 +38,8 @@ KERNELS_PER_WORKER = 200  # a fresh process after this many bounds what the comp
 TILES_M = (64, 128, 192, 256)
 TILES_N = tuple(range(8, 257, 8))
 TILES_K = (64, 128)
-CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2))
+# What the CTAs of a cluster share: (cluster_m, cluster_n, splits), operands or else a tile's K.
+CLUSTERS = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (1, 1, 2), (1, 1, 4), (1, 1, 8))
 SCHEDULES = ((1, "cooperative"), (2, "cooperative"), (2, "pingpong"))
 MAJORS = tuple(itertools.product("km", "kn", "nm"))
 STORES: tuple[StorePath, ...] = ("tma", "direct")
@@ -42,16 +50,20 @@ RAGGED_TILES_N = (8, 24, 40, 72, 104, 144, 176, 200)
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel: a configuration, the problem kind it is built for (as the user sees it), how it stores."""
+    """One kernel: a configuration, the problem kind it is built for (as the user sees it), how it stores.
+
+    splits: CTAs of a cluster that share a tile's K; with more than one, ``store`` decides nothing.
+    """
 
     config: GemmConfig
     problem: GemmProblem
     store: StorePath = "tma"
+    splits: int = 1
 
     @property
     def plan(self) -> HopperPlan:
         """The plan; raises ConfigError if the configuration is not legal for the problem."""
-        return plan(self.config, self.seen, self.store)
+        return plan(self.config, self.seen, self.store, self.splits)
 
     @property
     def seen(self) -> GemmProblem:
@@ -67,7 +79,8 @@ class Kernel:
 
     def __str__(self) -> str:
         batched = "batched " if self.problem.batched else ""
-        return f"{self.config} | {batched}{self.problem}, {self.store} store"
+        split = f", K split {self.splits} ways" if self.splits > 1 else ""
+        return f"{self.config}{split} | {batched}{self.problem}, {self.store} store"
 
     def to_json(self) -> str:
         """One line from which ``from_json`` makes an equal kernel."""
@@ -77,12 +90,14 @@ class Kernel:
     def from_json(cls, line: str) -> "Kernel":
         """The kernel of a line made by ``to_json``."""
         fields = json.loads(line)
-        return cls(GemmConfig(**fields["config"]), GemmProblem(**fields["problem"]), fields["store"])
+        config, problem = GemmConfig(**fields["config"]), GemmProblem(**fields["problem"])
+        return cls(config, problem, fields["store"], fields["splits"])
 
 
 def legal_space() -> list[Kernel]:
-    """Every legal combination of tile, cluster, schedule, majors, output dtype and store.
+    """Every legal combination of tile, cluster, splits, schedule, majors, output dtype and store.
 
+    Split tiles have one kind of store; they are listed once, as direct stores.
     Input dtype, batch mode and exchanged operands double the number of kernels each and share all code that
     depends on the rest; which of them a combination gets is drawn from its own text, so that half have each.
     """
@@ -95,6 +110,7 @@ def legal_space() -> list[Kernel]:
             SCHEDULES,
         )
         if (kernel := _drawn(majors, tuple(output), tile, cluster, schedule)).is_legal()
+        and (kernel.splits == 1 or kernel.store == "direct")
     ]
 
 
@@ -102,24 +118,29 @@ def _drawn(
     majors: tuple[str, str, str],
     output: tuple[Any, ...],
     tile: tuple[int, int, int],
-    cluster: tuple[int, int],
+    cluster: tuple[int, int, int],
     schedule: tuple[int, Any],
 ) -> Kernel:
     out_dtype, store = output
+    *cluster_mn, splits = cluster
     text = repr((majors, out_dtype, tile, cluster, schedule)).encode()
     bits = hashlib.sha256(text).digest()[0]
     dtype = "float16" if bits & 1 else "bfloat16"
     batched = bool(bits & 2)
     problem = GemmProblem(None, None, None, None if batched else 1, dtype, dtype, out_dtype, *majors, batched)
-    config = GemmConfig(*tile, *cluster, consumers=schedule[0], schedule=schedule[1], swap_ab=bool(bits & 4))
+    config = GemmConfig(
+        *tile, *cluster_mn, consumers=schedule[0], schedule=schedule[1], swap_ab=bool(bits & 4)
+    )
     # The kernel of an exchanged problem is that of its mirror image: exchanged here too, it is the one asked.
-    return Kernel(config, problem.swapped() if config.swap_ab else problem, store)
+    return Kernel(config, problem.swapped() if config.swap_ab else problem, store, splits)
 
 
 def features(kernel: Kernel) -> set[tuple[str, Any]]:
     """What a sample has to show at least once."""
     config, problem = kernel.config, kernel.seen
     schedule = (config.consumers, config.schedule)
+    path = "split" if kernel.splits > 1 else kernel.store
+    budget = accumulator_budget(config.consumers, problem.out_major, path)
     return {
         ("tile_m", (config.tile_m, schedule)),
         ("tile_n", config.tile_n if config.tile_n in (*RAGGED_TILES_N, 256) else "other"),
@@ -127,10 +148,11 @@ def features(kernel: Kernel) -> set[tuple[str, Any]]:
         ("cluster", ((config.cluster_m, config.cluster_n), config.schedule)),
         ("majors", (problem.a_major, problem.b_major, problem.out_major)),
         ("dtypes", (problem.a_dtype, problem.out_dtype)),
-        ("store", (kernel.store, problem.out_major, problem.out_dtype)),
+        ("store", (path, problem.out_major, problem.out_dtype)),
+        ("splits", (kernel.splits, config.consumers)),
         ("batched", problem.batched),
         ("swapped", config.swap_ab),
-        ("accumulators", kernel.plan.accumulator_registers >= 184),
+        ("at the limit", (path, problem.out_major, kernel.plan.accumulator_registers > budget - 8)),
     }
 
 
@@ -160,14 +182,16 @@ def violations(kernel: Kernel) -> list[str]:
     """Compiles a kernel and says what is wrong with the code; an empty list if nothing is."""
     import cutegemm
     from cutegemm.artifact import instruction_histogram
+    from cutegemm.scheduler import SplitK, TileScheduler
 
     problem = kernel.problem
+    scheduler = TileScheduler(assignment=SplitK(kernel.splits)) if kernel.splits > 1 else TileScheduler()
     # Lines of 33 elements end on no 16-byte unit: TMA cannot store them.
     sizes = (None, None, None) if kernel.store == "tma" else (33, 33, None)
     gemm = cutegemm.compile(
         (None, *sizes) if problem.batched else sizes, problem.a_dtype, out_dtype=problem.out_dtype,
         a_major=problem.a_major, b_major=problem.b_major, out_major=problem.out_major, config=kernel.config,
-        target=TARGET,
+        scheduler=scheduler, target=TARGET,
     ).build()  # fmt: skip
     return [
         *_resource_violations(gemm.resources, kernel.plan),
@@ -205,8 +229,10 @@ def _ptx_violations(ptx: str, kernel: Kernel) -> Iterator[str]:
     shared = {"A": config.cluster_n > 1, "B": config.cluster_m > 1}
     if multicast_of_loads(ptx) != shared:
         yield f"multicast {multicast_of_loads(ptx)}, the cluster shares {shared}"
-    if ("barrier.cluster" in ptx) != (config.cluster_size > 1):
-        yield f"cluster barrier present: {'barrier.cluster' in ptx}, cluster of {config.cluster_size}"
+    if ("barrier.cluster" in ptx) != (worked_out.cluster_ctas > 1):
+        yield f"cluster barrier present: {'barrier.cluster' in ptx}, cluster of {worked_out.cluster_ctas}"
+    if ("ld.shared::cluster" in ptx) != (worked_out.splits > 1):
+        yield f"reads of other CTAs' sums: {'ld.shared::cluster' in ptx}, K split {worked_out.splits} ways"
 
 
 def multicast_of_loads(ptx: str) -> dict[str, bool | None]:

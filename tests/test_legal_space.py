@@ -18,7 +18,7 @@ from cutegemm.cache import cache_dir
 from cutegemm.fingerprint import source_hash
 
 SEED = 7
-SAMPLE = 28
+SAMPLE = 32
 
 
 def worker_environment(cache: Path | str) -> dict[str, str]:
