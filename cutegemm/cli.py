@@ -10,25 +10,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cutegemm import __version__
+from cutegemm.dependencies import missing_dependency
 from cutegemm.errors import ConfigError, CutegemmError
+from cutegemm.hardware import BUILT_TARGETS
 
 if TYPE_CHECKING:
     from cutegemm.inspection import Request
 
 EXIT_REFUSED = 2  # what was asked cannot be done; argparse uses the same for what it cannot read
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. A CutegemmError becomes one line on stderr and exit code 2."""
     words = sys.argv[1:] if argv is None else argv
-    arguments = parser(words[0] if words else "").parse_args(words)
-    command: Callable[[argparse.Namespace], int] = arguments.command
     try:
-        code = command(arguments)
-        sys.stdout.flush()
-        return code
+        return _run(words)
     except CutegemmError as error:
         print(f"cutegemm: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_REFUSED
@@ -42,6 +39,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _run(words: Sequence[str]) -> int:
+    try:
+        arguments = parser(words[0] if words else "").parse_args(words)
+        command: Callable[[argparse.Namespace], int] = arguments.command
+        code = command(arguments)
+        sys.stdout.flush()
+        return code
+    except ModuleNotFoundError as error:
+        raise missing_dependency(error) from error
+
+
 def parser(first_word: str = "") -> argparse.ArgumentParser:
     """The parser of all commands.
 
@@ -49,8 +57,9 @@ def parser(first_word: str = "") -> argparse.ArgumentParser:
     says that it is the one wanted.
     """
     top = argparse.ArgumentParser(
-        prog="python -m cutegemm", description="GEMM kernels for Hopper and Blackwell, from Python."
+        prog="python -m cutegemm", description="GEMM kernels for Hopper GPUs, from Python."
     )
+    top.add_argument("--version", action="version", version=f"cutegemm {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     explain = commands.add_parser(
@@ -111,18 +120,16 @@ def _pair_or_triple(count: int, example: str) -> Callable[[str], tuple[int, ...]
     return read
 
 
-def _dtype(text: str) -> str:
-    return _DTYPES.get(text, text)
-
-
 def _add_problem(command: argparse.ArgumentParser) -> None:
     for name in "MNK":
         command.add_argument(name.lower(), metavar=name, type=_size, help=f"size {name}, or ? if it varies")
     command.add_argument(
         "--batch", metavar="L", type=_size, default=1, help="independent products (default 1)"
     )
-    command.add_argument("--dtype", type=_dtype, default="bfloat16", help="of A and B (default bfloat16)")
-    command.add_argument("--out-dtype", type=_dtype, help="of D (default: as A and B)")
+    command.add_argument(
+        "--dtype", default="bfloat16", help="of A and B: bfloat16 (default) or float16, or short: bf16, fp16"
+    )
+    command.add_argument("--out-dtype", help="of D (default: as A and B)")
     command.add_argument(
         "--a-major", choices=("k", "m"), default="k", help="contiguous mode of A (default k)"
     )
@@ -132,7 +139,9 @@ def _add_problem(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--out-major", choices=("n", "m"), default="n", help="contiguous mode of D (default n)"
     )
-    command.add_argument("--target", help="sm_90a or sm_100a (default: the GPU here, without one sm_90a)")
+    command.add_argument(
+        "--target", help=f"{' or '.join(BUILT_TARGETS)} (default: the GPU here, without one sm_90a)"
+    )
 
 
 def _add_waves(command: argparse.ArgumentParser) -> None:

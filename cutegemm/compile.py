@@ -9,17 +9,15 @@ from cutegemm.config import GemmConfig
 from cutegemm.errors import OperandTypeError, ProblemError, TargetError
 from cutegemm.fingerprint import dsl_version
 from cutegemm.gemm import Gemm
-from cutegemm.hardware import current_target, normalise_target
-from cutegemm.operands import contiguous_mode, strided_tensor
+from cutegemm.hardware import BUILT_TARGETS, current_target, normalise_target
+from cutegemm.operands import check_kind, contiguous_mode
 from cutegemm.problem import DtypeLike, GemmProblem
 from cutegemm.scheduler import TileScheduler
-
-BUILT_TARGETS = ("sm_90a",)
 
 
 def compile(
     shape: Sequence[int | None],
-    dtype: DtypeLike | tuple[DtypeLike, DtypeLike],
+    dtype: DtypeLike | Sequence[DtypeLike],
     *,
     out_dtype: DtypeLike | None = None,
     a_major: str = "k",
@@ -32,7 +30,8 @@ def compile(
     """A callable D = A @ B for one problem.
 
     shape       (M, N, K), or (L, M, N, K) for L independent products; None in a place = known at the call
-    dtype       bfloat16 or float16 (torch dtype or name), or a pair of the same; accumulation is float32
+    dtype       bfloat16 or float16 (a torch dtype, its name, or a short one: "bf16", "fp16", "half"), or a
+                pair of the same; accumulation is float32
     out_dtype   bfloat16, float16 or float32; the inputs' dtype if None
     a_major     "k" or "m": the contiguous mode of A (M, K)
     b_major     "k" or "n": the contiguous mode of B (K, N); a row-major weight w (N, K) as w.t() is "k"
@@ -56,7 +55,7 @@ def compile(
         )
     name = current_target() if target is None else normalise_target(target)
     if name not in BUILT_TARGETS:
-        raise TargetError(f"there is no kernel for {name} yet; built are: {', '.join(BUILT_TARGETS)}")
+        raise TargetError(f"there is no kernel for {name} yet; use one of: {', '.join(BUILT_TARGETS)}")
     dsl_version()
     return Gemm(problem, config, scheduler, name).prepare()
 
@@ -71,7 +70,8 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
     """
     given = {"a": a, "b": b} if out is None else {"a": a, "b": b, "out": out}
     for name, tensor in given.items():
-        if strided_tensor(tensor, name).dim() not in (2, 3):
+        check_kind(tensor, name)
+        if tensor.dim() not in (2, 3):
             raise ProblemError(
                 f"{name} has {tensor.dim()} dimensions; matmul takes 2, or 3 with a leading batch mode"
             )

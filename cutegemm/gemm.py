@@ -78,7 +78,9 @@ class Gemm:
         Strides of a and b are free but for TMA's rule: their addresses and non-unit strides are multiples
         of 16 bytes. out has no such rule; where its lines are no multiple of 16 bytes, or start off one,
         a kernel with a slower store takes the call.
-        Returns out. Raises OperandTypeError, ProblemError, DeviceError, TargetError.
+        Returns out. Raises OperandTypeError, ProblemError, DeviceError and TargetError for what was passed;
+        where the kernel has to be built first, ConfigError, BuildError, MissingDependencyError and
+        StaleSourceError too.
         """
         if stream is not None:
             with _on_stream(stream, a):
@@ -256,6 +258,16 @@ class Gemm:
             "reduce: adding the sums of a split K; dram: device memory alone, for the whole problem"
         )
         return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How pickle and copy make an equal Gemm; its kernels come from the cache."""
+        return Gemm, (self.problem, self._kernels.config, self._kernels.scheduler, self.target)
+
+    def __eq__(self, other: object) -> bool:
+        return self.__reduce__() == other.__reduce__() if isinstance(other, Gemm) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.problem, self._kernels.config, self.target))
 
     def __repr__(self) -> str:
         config = self._kernels.config or "configuration by heuristic"

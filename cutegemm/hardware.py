@@ -14,6 +14,9 @@ from cutegemm.errors import DeviceError, TargetError
 #: Target -> compute capability of the GPUs that run it. An ``a`` target runs on exactly that capability.
 SUPPORTED_TARGETS: dict[str, tuple[int, int]] = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
 
+#: Those of them that there are kernels for.
+BUILT_TARGETS: tuple[str, ...] = ("sm_90a",)
+
 #: Dynamic shared memory one thread block may have, bytes: an SM's 228 KiB less the 1 KiB the driver keeps for
 #: each block. The same on compute capability 9.0 and 10.0 (CUDA programming guide, opt-in maximum).
 SMEM_PER_BLOCK = 232_448
@@ -23,7 +26,7 @@ SMS_PER_GPC = 18
 
 # Why an architecture that exists is not among the supported ones.
 _REFUSED_TARGETS: dict[str, str] = {
-    "sm_100f": "family targets are untested here and have crashed behind the FFI launch path; write sm_100a",
+    "sm_100f": "family targets are untested here and have crashed behind the FFI launch path",
     "sm_103a": "Blackwell Ultra (B300) is untested here, and an sm_100a kernel does not run on it",
     "sm_103f": "Blackwell Ultra (B300) is untested here, and an sm_100a kernel does not run on it",
     "sm_110a": "Thor is not supported",
@@ -177,15 +180,14 @@ def normalise_target(target: str) -> str:
     """
     if not isinstance(target, str):
         raise TargetError(
-            f"target is {target!r}; write its name as a string, one of: {', '.join(SUPPORTED_TARGETS)}"
+            f"target is {target!r}; write its name as a string, one of: {', '.join(BUILT_TARGETS)}"
         )
     name = target.strip().lower()
     if name in SUPPORTED_TARGETS:
         return name
     if name in _REFUSED_TARGETS:
         raise TargetError(
-            f"target {target!r} is not supported: {_REFUSED_TARGETS[name]} "
-            f"(supported: {', '.join(SUPPORTED_TARGETS)})"
+            f"target {target!r} is not supported: {_REFUSED_TARGETS[name]} ({_what_is_built()})"
         )
     short = name.removeprefix("sm").removeprefix("compute").lstrip("_").replace(".", "")
     near = _NEAREST_TARGET.get(short)
@@ -195,14 +197,25 @@ def normalise_target(target: str) -> str:
             if short in ("90", "100")
             else "targets are written in full"
         )
-        raise TargetError(f"target {target!r} is not supported: {why}; write {near!r}")
+        raise TargetError(f"target {target!r} is not supported: {why}; {_advice(near)}")
     for gpu in GPUS:
         if _simplified(name) in (_simplified(gpu.name), *map(_simplified, gpu.device_names)):
             raise TargetError(
-                f"target {target!r} is a GPU; write the architecture that its kernels are compiled for, "
-                f"{gpu.target!r}"
+                f"target {target!r} is a GPU, not the architecture that its kernels are compiled for; "
+                f"{_advice(gpu.target)}"
             )
-    raise TargetError(f"target {target!r} is unknown; supported are: {', '.join(SUPPORTED_TARGETS)}")
+    raise TargetError(f"target {target!r} is unknown; {_what_is_built()}")
+
+
+def _what_is_built() -> str:
+    return f"there are kernels for: {', '.join(BUILT_TARGETS)}"
+
+
+def _advice(target: str) -> str:
+    """What to write, if ``target`` is what was meant."""
+    if target in BUILT_TARGETS:
+        return f"write {target!r}"
+    return f"{target!r} would be right, but there is no kernel for it yet; {_what_is_built()}"
 
 
 def target_of_capability(major: int, minor: int) -> str | None:

@@ -8,7 +8,7 @@ from cutegemm import heuristic
 from cutegemm.artifact import Artifact
 from cutegemm.cache import default_cache
 from cutegemm.config import GemmConfig
-from cutegemm.errors import MissingDependencyError
+from cutegemm.dependencies import missing_dependency
 from cutegemm.fingerprint import KernelKey, kernel_key
 from cutegemm.hardware import Gpu
 from cutegemm.hopper.plan import HopperPlan, StorePath, plan
@@ -94,16 +94,11 @@ class Kernels:
 
 
 def _builder() -> Callable[..., dict[str, bytes]]:
-    """What compiles a plan. Raises MissingDependencyError if the compiler's modules are not importable."""
+    """What compiles a plan. Raises MissingDependencyError if a package it needs cannot be imported."""
     try:
         from cutegemm.hopper.build import build
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "cutlass":
-            raise
-        raise MissingDependencyError(
-            f"the module {error.name} of nvidia-cutlass-dsl cannot be imported, although its metadata "
-            'is there; reinstall it with: pip install --force-reinstall "nvidia-cutlass-dsl==4.8.*"'
-        ) from error
+        raise missing_dependency(error) from error
     return build
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from cutegemm.cache import OBJECT_FILE, file_path
 from cutegemm.complaint import first_complaint
+from cutegemm.dependencies import missing_dependency
 from cutegemm.errors import BuildError
 from cutegemm.fingerprint import dsl_version
 
@@ -57,11 +58,10 @@ def load_library(path: Path, entry: str) -> Callable[..., Any] | None:
     That is so if the folder forbids executable files, the DSL's runtime library is not found, or there is
     more than one of it to choose from, as the DSL does by rules of its own.
     """
-    import tvm_ffi
-
     runtime = runtime_library()
     if runtime is None:
         return None
+    tvm_ffi = _tvm_ffi()
     try:
         # The library names its runtime without a path: the loader takes the one already in the process.
         ctypes.CDLL(str(runtime))
@@ -69,6 +69,14 @@ def load_library(path: Path, entry: str) -> Callable[..., Any] | None:
     except (OSError, RuntimeError, AttributeError):
         return None
     return function
+
+
+def _tvm_ffi() -> Any:
+    try:
+        import tvm_ffi
+    except ModuleNotFoundError as error:
+        raise missing_dependency(error) from error
+    return tvm_ffi
 
 
 def runtime_library() -> Path | None:
@@ -87,8 +95,7 @@ def link_library(host_object: Path) -> bytes | None:
     runtime = runtime_library()
     if compiler is None or runtime is None:
         return None
-    import tvm_ffi
-
+    tvm_ffi = _tvm_ffi()
     library = host_object.with_name(LIBRARY_FILE)
     # -Bsymbolic: every kernel has the same internal names, and each must find its own.
     command = [

@@ -11,7 +11,7 @@ import torch
 
 from cutegemm.errors import DeviceError, OperandTypeError, ProblemError
 from cutegemm.hopper.plan import TMA_ALIGNMENT, StorePath
-from cutegemm.problem import MAX_SIZE, GemmProblem, dtype_bytes
+from cutegemm.problem import INPUT_DTYPES, MAX_SIZE, OUTPUT_DTYPES, GemmProblem, dtype_bytes
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,22 @@ def strided_tensor(tensor: object, name: str) -> torch.Tensor:
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise OperandTypeError(f"{name} is not a plain strided tensor ({tensor.layout}); densify it first")
     return tensor
+
+
+def check_kind(tensor: object, name: str) -> None:
+    """Refuses what no kernel takes as ``name``, whatever the problem: by its class, dtype, then device.
+
+    name: "a", "b" or "out". Raises OperandTypeError, DeviceError.
+    """
+    plain = strided_tensor(tensor, name)
+    allowed = OUTPUT_DTYPES if name == "out" else INPUT_DTYPES
+    if str(plain.dtype).removeprefix("torch.") not in allowed:
+        raise OperandTypeError(
+            f"{name} has dtype {plain.dtype}, kernels take {', '.join(allowed)}; convert it, e.g. with "
+            f".to(torch.{allowed[0]})"
+        )
+    if not plain.is_cuda:
+        raise DeviceError(f"{name} lies on {plain.device}; move it to the GPU with .cuda()")
 
 
 def store_path(

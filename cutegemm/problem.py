@@ -7,11 +7,12 @@ Majors name the contiguous mode: A "k" or "m", B "k" or "n", D "n" or "m".
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
-
-import torch
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from cutegemm.errors import OperandTypeError, ProblemError
+
+if TYPE_CHECKING:
+    import torch
 
 INPUT_DTYPES = ("bfloat16", "float16")
 OUTPUT_DTYPES = ("bfloat16", "float16", "float32")
@@ -19,11 +20,18 @@ MAJORS = {"a_major": ("k", "m"), "b_major": ("k", "n"), "out_major": ("n", "m")}
 # Sizes are 32-bit coordinates in the kernel and in a TMA descriptor, with room to round up to a tile.
 MAX_SIZE = 2**31 - 1024
 
-_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
-_TORCH = {name: dtype for dtype, name in _NAMES.items()}
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_SHORT_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "f16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "f32": "float32",
+    "float": "float32",
+}
 
-DtypeLike: TypeAlias = torch.dtype | str
+DtypeLike: TypeAlias = Union["torch.dtype", str]
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class GemmProblem:
     def from_user(
         cls,
         shape: Sequence[int | None],
-        dtype: DtypeLike | tuple[DtypeLike, DtypeLike],
+        dtype: DtypeLike | Sequence[DtypeLike],
         *,
         out_dtype: DtypeLike | None = None,
         a_major: str = "k",
@@ -67,7 +75,7 @@ class GemmProblem:
         a_dtype, b_dtype = _read_input_dtypes(dtype)
         out = a_dtype if out_dtype is None else dtype_name(out_dtype, "out_dtype", OUTPUT_DTYPES)
         for name, value in (("a_major", a_major), ("b_major", b_major), ("out_major", out_major)):
-            if value not in MAJORS[name]:
+            if not isinstance(value, str) or value not in MAJORS[name]:
                 first, second = MAJORS[name]
                 raise ProblemError(
                     f'{name}={value!r} is unknown; use "{first}" or "{second}", the contiguous mode'
@@ -77,19 +85,19 @@ class GemmProblem:
         return cls(m, n, k, l, a_dtype, b_dtype, out, a_major, b_major, out_major, batched)
 
     @property
-    def a_torch(self) -> torch.dtype:
+    def a_torch(self) -> "torch.dtype":
         """torch dtype of A."""
-        return _TORCH[self.a_dtype]
+        return _torch_dtype(self.a_dtype)
 
     @property
-    def b_torch(self) -> torch.dtype:
+    def b_torch(self) -> "torch.dtype":
         """torch dtype of B."""
-        return _TORCH[self.b_dtype]
+        return _torch_dtype(self.b_dtype)
 
     @property
-    def out_torch(self) -> torch.dtype:
+    def out_torch(self) -> "torch.dtype":
         """torch dtype of D."""
-        return _TORCH[self.out_dtype]
+        return _torch_dtype(self.out_dtype)
 
     @property
     def is_static(self) -> bool:
@@ -133,21 +141,37 @@ def dtype_bytes(name: str) -> int:
     return _BYTES[name]
 
 
-def dtype_name(dtype: object, argument: str, allowed: tuple[str, ...] = OUTPUT_DTYPES) -> str:
-    """The name of a torch dtype or of a dtype name, if it is among ``allowed``.
+def full_dtype_name(written: str) -> str:
+    """ "bfloat16" for "bf16" or "torch.BFloat16"; a name that is not known is returned in lower case."""
+    name = written.strip().lower().removeprefix("torch.")
+    return _SHORT_NAMES.get(name, name)
 
-    Raises OperandTypeError naming ``argument``, what was given and what is allowed.
+
+def dtype_name(dtype: object, argument: str, allowed: tuple[str, ...] = OUTPUT_DTYPES) -> str:
+    """The full name of a dtype, if it is among ``allowed``: of a torch dtype, or of a name such as "bf16".
+
+    Names are read in any case, with or without "torch."; bf16, fp16, f16, half, fp32, f32 and float are
+    names too. Raises OperandTypeError naming ``argument``, what was given and what is allowed.
     """
-    name = _NAMES.get(dtype) if isinstance(dtype, torch.dtype) else dtype
-    if isinstance(name, str) and name.removeprefix("torch.") in allowed:
-        return name.removeprefix("torch.")
+    # A torch dtype reads as its name; asking for its class would import torch.
+    if isinstance(dtype, str) or type(dtype).__module__ == "torch":
+        name = full_dtype_name(str(dtype))
+        if name in allowed:
+            return name
     raise OperandTypeError(
         f"{argument}={dtype!r} is not supported; use one of {', '.join(allowed)} (a torch dtype or its name)"
     )
 
 
+def _torch_dtype(name: str) -> "torch.dtype":
+    import torch
+
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
 def _read_input_dtypes(dtype: object) -> tuple[str, str]:
-    if isinstance(dtype, tuple):
+    if isinstance(dtype, (tuple, list)):
         if len(dtype) != 2:
             raise OperandTypeError(f"dtype={dtype!r}: give one dtype, or a pair (a, b)")
         a, b = (dtype_name(one, "dtype", INPUT_DTYPES) for one in dtype)

@@ -14,6 +14,7 @@ from rich.console import Console
 
 import cutegemm
 from cutegemm import cli, inspection
+from cutegemm.dependencies import REQUIREMENTS
 from cutegemm.errors import BuildError, ConfigError, ProblemError, TargetError
 from cutegemm.inspection import Report, Request, histogram_table
 
@@ -38,6 +39,63 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def run_without(modules: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """`python -m cutegemm WORDS` where importing one of ``modules`` (with commas) fails."""
+    code = f"""
+import runpy, sys
+sys.modules.update(dict.fromkeys({modules.split(",")!r}))
+sys.argv[1:] = {list(words)!r}
+runpy.run_module("cutegemm", run_name="__main__")
+"""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False, cwd=ROOT
+    )
+
+
+@pytest.mark.parametrize("words", ["inspect 8 8 8", "explain 8 8 8", "bench --quick", "bench --help"])
+def test_without_torch_a_command_says_what_to_install(words: str) -> None:
+    done = run_without("torch", *words.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("cutegemm: the module torch cannot be imported")
+    assert 'pip install --force-reinstall "torch>=2.9"' in line
+
+
+def test_without_torch_doctor_looks_at_the_rest() -> None:
+    done = run_without("torch", "doctor", "--json")
+    assert done.returncode == 1, done.stderr
+    findings = {finding["subject"]: finding for finding in json.loads(done.stdout)}
+    assert "no module `torch`" in findings["torch"]["sentence"]
+    assert findings["torch"]["remedy"] == 'pip install "torch>=2.9"'
+    assert findings["dsl"]["state"] == "ok"
+
+
+@pytest.mark.parametrize("module", ["tvm_ffi", "cutlass"])
+def test_without_a_part_of_the_compiler_inspect_says_what_to_install(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUTEGEMM_CACHE_DIR", str(tmp_path))
+    done = run_without(module, "inspect", "8", "8", "8", "--target", "sm_90a")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert f"the module {module}" in line
+    assert f'pip install --force-reinstall "{REQUIREMENTS[module]}"' in line
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"cutegemm {cutegemm.__version__}\n"
+
+
+def test_help_names_the_targets_there_are_kernels_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["inspect", "--help"])
+    assert "sm_90a" in (said := capsys.readouterr().out)
+    assert "sm_100a" not in said
+
+
 def test_sizes_and_the_rest_reach_the_request() -> None:
     assert request_of("explain", "64", "?", "7168") == Request((64, None, 7168))
     words = "inspect 8 16 32 --batch 4 --dtype fp16 --out-dtype fp32 --a-major m --b-major n --out-major m"
@@ -45,8 +103,8 @@ def test_sizes_and_the_rest_reach_the_request() -> None:
     words += " --consumers 2 --schedule pingpong --swap-ab"
     assert request_of(*words.split()) == Request(
         (4, 8, 16, 32),
-        dtype="float16",
-        out_dtype="float32",
+        dtype="fp16",
+        out_dtype="fp32",
         majors=("m", "n", "m"),
         target="sm_100a",
         config={

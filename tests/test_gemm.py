@@ -1,5 +1,7 @@
 """Gemm without a GPU: what is built when, what shares a kernel, what a wrong target or a missing GPU gets."""
 
+import copy
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -13,7 +15,8 @@ import torch
 import cutegemm
 from cutegemm import Gemm, GemmConfig
 from cutegemm.cache import default_cache
-from cutegemm.errors import DeviceError, TargetError
+from cutegemm.errors import DeviceError, OperandTypeError, TargetError
+from cutegemm.operands import check_kind
 from cutegemm.scheduler import ColumnMajor, GroupedM, Persistent, Static, TileScheduler
 
 BF16 = torch.bfloat16
@@ -135,7 +138,8 @@ def test_compiling_stays_quick() -> None:
 @pytest.mark.parametrize(
     ("target", "remedy"),
     [("sm_90", "write 'sm_90a'"), ("90", "write 'sm_90a'"), ("hopper", "write 'sm_90a'"), ("sm_80", "sm_90a"),
-     ("sm_100f", "write sm_100a"), ("sm_120a", "not supported"), ("", "supported are"), (90, "sm_90a")],
+     ("sm_100f", "kernels for: sm_90a"), ("sm_120a", "not supported"), ("", "kernels for: sm_90a"),
+     (90, "sm_90a")],
 )  # fmt: skip
 def test_targets_that_are_none(target: Any, remedy: str) -> None:
     with pytest.raises(TargetError) as caught:
@@ -145,7 +149,7 @@ def test_targets_that_are_none(target: Any, remedy: str) -> None:
 
 
 def test_a_target_without_kernels_yet() -> None:
-    with pytest.raises(TargetError, match=r"no kernel for sm_100a yet; built are: sm_90a"):
+    with pytest.raises(TargetError, match=r"no kernel for sm_100a yet; use one of: sm_90a"):
         cross(target="sm_100a")
 
 
@@ -154,10 +158,9 @@ def test_a_target_may_be_written_in_capitals() -> None:
 
 
 @no_gpu
-@pytest.mark.parametrize("call", [lambda: cross(target=None), lambda: cutegemm.matmul(*operands())])
-def test_without_a_gpu_the_error_says_how_to_go_on(call: Callable[[], object]) -> None:
+def test_without_a_gpu_the_error_says_how_to_go_on() -> None:
     with pytest.raises(DeviceError) as caught:
-        call()
+        cross(target=None)
     assert "a GPU is needed" in str(caught.value)
     assert "target='sm_90a'" in str(caught.value)
 
@@ -173,6 +176,49 @@ def test_cpu_tensors_are_refused_and_the_process_lives(shape: tuple[int | None, 
     for _ in range(2):
         with pytest.raises(DeviceError, match=r"a lies on cpu; move it to the GPU with \.cuda\(\)"):
             gemm(*operands())
+
+
+def test_matmul_says_which_tensor_is_of_the_wrong_kind() -> None:
+    a, b = operands()
+    out = torch.zeros(16, 24)
+    with pytest.raises(DeviceError, match=r"^a lies on cpu; move it to the GPU with \.cuda\(\)$"):
+        cutegemm.matmul(a, b, out=out)
+    with pytest.raises(
+        OperandTypeError, match=r"a has dtype torch\.float32, kernels take bfloat16, float16;"
+    ):
+        cutegemm.matmul(a.float(), b.float())
+    with pytest.raises(OperandTypeError, match=r"take bfloat16, float16, float32; convert it, e\.g\."):
+        check_kind(out.double(), "out")
+
+
+# --- copies ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.copy, copy.deepcopy, lambda gemm: pickle.loads(pickle.dumps(gemm))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"config": None}, {"scheduler": TileScheduler(GroupedM(5), Static())}], ids=str
+)
+def test_a_copy_is_an_equal_gemm(copied: Callable[[Gemm], Gemm], options: dict[str, Any]) -> None:
+    gemm = cross(**options).build()
+    other = copied(gemm)
+    assert other is not gemm
+    assert other == gemm
+    assert hash(other) == hash(gemm)
+    assert repr(other) == repr(gemm)
+    compiled = default_cache().stats().compiled
+    assert other.cubin == gemm.cubin
+    assert default_cache().stats().compiled == compiled  # kernels are shared through the cache
+
+
+def test_gemms_of_other_problems_differ() -> None:
+    assert cross() != cross(out_major="m")
+    assert cross() != cross(config=WIDER)
+    assert cross() != cross(scheduler=TileScheduler(ColumnMajor()))
+    assert cross() != "a gemm"
 
 
 def test_the_checks_survive_optimised_python() -> None:

@@ -60,7 +60,11 @@ def test_one_batch_is_not_no_batch() -> None:
     assert GemmProblem.from_user((1, 8, 8, 8), "bfloat16") != GemmProblem.from_user((8, 8, 8), "bfloat16")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, "float16", "torch.float16", (torch.float16, "float16")])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float16, "float16", "torch.float16", (torch.float16, "float16"), ["fp16", torch.half],
+     "fp16", "f16", "half", "Float16", "FP16", " torch.half "],
+)  # fmt: skip
 def test_ways_to_name_a_dtype(dtype: Any) -> None:
     problem = GemmProblem.from_user((8, 8, 8), dtype)
     assert (problem.a_dtype, problem.b_dtype, problem.out_dtype) == ("float16",) * 3
@@ -69,13 +73,15 @@ def test_ways_to_name_a_dtype(dtype: Any) -> None:
 @pytest.mark.parametrize(
     ("dtype", "given_as"),
     [
-        ("fp16", "'fp16'"),
+        ("fp8", "'fp8'"),
+        ("fp32", "'fp32'"),
         (torch.float32, "torch.float32"),
         ("float8_e4m3fn", "'float8_e4m3fn'"),
         (torch.int8, "torch.int8"),
         (None, "None"),
         (16, "16"),
-        ([torch.bfloat16], "[torch.bfloat16]"),
+        (np.dtype("float16"), "dtype('float16')"),
+        (torch.zeros(2), "tensor([0., 0.])"),
     ],
 )
 def test_unknown_input_dtype(dtype: Any, given_as: str) -> None:
@@ -85,7 +91,22 @@ def test_unknown_input_dtype(dtype: Any, given_as: str) -> None:
     assert "float32" not in message.replace(given_as, "")
 
 
-@pytest.mark.parametrize("out_dtype", ["fp32", torch.float64, "float8_e5m2", 32])
+@pytest.mark.parametrize("name", ["bf16", "BF16", "bfloat16", "torch.bfloat16"])
+def test_short_names_of_bfloat16(name: str) -> None:
+    assert GemmProblem.from_user((8, 8, 8), name, out_dtype="fp32").a_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("name", ["fp32", "f32", "float", "float32", torch.float32])
+def test_names_of_an_output_dtype(name: Any) -> None:
+    assert GemmProblem.from_user((8, 8, 8), "bf16", out_dtype=name).out_dtype == "float32"
+
+
+@pytest.mark.parametrize("major", [np.array(["k", "m"]), ["k"], None, torch.zeros(2)])
+def test_a_major_that_is_no_text(major: Any) -> None:
+    assert 'use "k" or "m"' in refusal(ProblemError, (8, 8, 8), "bf16", a_major=major)
+
+
+@pytest.mark.parametrize("out_dtype", ["fp64", torch.float64, "float8_e5m2", 32])
 def test_unknown_output_dtype(out_dtype: Any) -> None:
     message = refusal(OperandTypeError, (8, 8, 8), "bfloat16", out_dtype=out_dtype)
     assert f"out_dtype={out_dtype!r} is not supported" in message
@@ -98,7 +119,7 @@ def test_mixed_dtypes() -> None:
     assert "convert one" in message
 
 
-@pytest.mark.parametrize("pair", [("bfloat16",), ("bfloat16",) * 3, ()])
+@pytest.mark.parametrize("pair", [("bfloat16",), ("bfloat16",) * 3, (), [torch.bfloat16]])
 def test_a_tuple_of_dtypes_that_is_no_pair(pair: tuple[str, ...]) -> None:
     message = refusal(OperandTypeError, (8, 8, 8), pair)
     assert f"dtype={pair!r}" in message

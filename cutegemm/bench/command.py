@@ -27,7 +27,7 @@ from cutegemm.bench.suite import DEFAULT_SUITE, find_ceilings, load_suite, now, 
 from cutegemm.bench.workload import Case, as_cases
 from cutegemm.config import GemmConfig
 from cutegemm.errors import ConfigError, CutegemmError, ProblemError
-from cutegemm.problem import INPUT_DTYPES, OUTPUT_DTYPES
+from cutegemm.problem import INPUT_DTYPES, OUTPUT_DTYPES, full_dtype_name
 
 OK, FAILED, LOST = 0, 1, 3
 
@@ -40,8 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--suite", type=Path, metavar="FILE", help="JSON file of shapes (default: the H200 suite)"
     )
-    parser.add_argument("--dtype", default="bfloat16", choices=INPUT_DTYPES, help="of A and B")
-    parser.add_argument("--out-dtype", choices=OUTPUT_DTYPES, help="of D (default: as the inputs)")
+    parser.add_argument(
+        "--dtype", type=full_dtype_name, default="bfloat16", choices=INPUT_DTYPES, help="of A and B"
+    )
+    parser.add_argument(
+        "--out-dtype", type=full_dtype_name, choices=OUTPUT_DTYPES, help="of D (default: as the inputs)"
+    )
     parser.add_argument("--a-major", default="k", choices=("k", "m"), help="contiguous mode of A")
     parser.add_argument("--b-major", default="k", choices=("k", "n"), help="contiguous mode of B")
     parser.add_argument("--rounds", type=int, help=f"measurements of each (default {FULL.rounds})")

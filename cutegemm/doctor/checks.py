@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cutegemm.dependencies import REQUIREMENTS
 from cutegemm.doctor.machine import DslState, GpuState, Machine
 from cutegemm.hardware import SMEM_PER_BLOCK, SUPPORTED_TARGETS, target_of_capability
 from cutegemm.inspection import kernels
@@ -12,7 +13,7 @@ State = Literal["ok", "note", "problem"]
 Prevents = Literal["nothing", "running", "compiling"]
 
 DSL_MINOR = "4.8"
-DSL_INSTALL = f'pip install "nvidia-cutlass-dsl=={DSL_MINOR}.*"'
+DSL_INSTALL = f'pip install "{REQUIREMENTS["cutlass"]}"'
 DSL_REINSTALL = (
     "pip uninstall -y nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-core "
     f"nvidia-cutlass-dsl-libs-cu12 nvidia-cutlass-dsl-libs-cu13, then {DSL_INSTALL}"
@@ -198,7 +199,7 @@ def check_tvm_ffi(machine: Machine) -> list[Finding]:
                 "tvm-ffi",
                 "problem",
                 "apache-tvm-ffi, through which kernels are called, is missing.",
-                'pip install "apache-tvm-ffi>=0.1.15,<0.2"',
+                f'pip install "{REQUIREMENTS["tvm_ffi"]}"',
                 "compiling",
             )
         ]
@@ -258,6 +259,13 @@ def check_driver(machine: Machine) -> list[Finding]:
 def check_torch(machine: Machine) -> list[Finding]:
     """Whether torch can use the GPUs that are there."""
     torch = machine.torch
+    if torch.version is None:
+        return [
+            Finding(
+                "torch", "problem", "There is no module `torch`; cutegemm takes and returns its tensors.",
+                f'pip install "{REQUIREMENTS["torch"]}"', "compiling",
+            )
+        ]  # fmt: skip
     if not machine.gpus or torch.gpus:
         build = f"CUDA {torch.cuda}" if torch.cuda else "a CPU build"
         return [Finding("torch", "ok", f"torch {torch.version} ({build}).")]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cutegemm.compile import BUILT_TARGETS
+from cutegemm.hardware import BUILT_TARGETS
 
 #: Distributions whose presence and version matter.
 DISTRIBUTIONS = (
@@ -63,9 +63,9 @@ class GpuState:
 
 @dataclass(frozen=True)
 class TorchState:
-    """The torch installed here; the package cannot be imported without one."""
+    """The torch installed here."""
 
-    version: str
+    version: str | None  # None: there is none
     cuda: str | None = None  # the CUDA it was built with; None for a CPU build
     gpus: int = 0  # how many it can use
 
@@ -211,8 +211,12 @@ def cuda_of_driver() -> tuple[int, int] | None:
 
 def torch_and_its_gpus() -> tuple[TorchState, tuple[GpuState, ...]]:
     """What torch is, and the GPUs it can use."""
-    import torch
-
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise  # there is one, and it lacks a package of its own
+        return TorchState(None), ()
     if torch.version.cuda is None or not torch.cuda.is_available():
         return TorchState(torch.__version__, torch.version.cuda), ()
     gpus = []

@@ -20,7 +20,7 @@ KNOWN_ERRORS: tuple[KnownError, ...] = (
         ("unsupported .arch", "expects arch to be sm_", "requires .target sm_", "not supported on .target"),
         "The code was compiled for an architecture name without its final 'a'; WGMMA exists only in sm_90a "
         "and tcgen05 only in sm_100a.",
-        "Compile with target='sm_90a' (Hopper) or 'sm_100a' (Blackwell), or leave it out on a GPU machine.",
+        "Compile with target='sm_90a', or leave it out on a Hopper machine.",
     ),
     KnownError(
         (
