@@ -17,7 +17,8 @@ TMA_ALIGNMENT = 16  # bytes: base address and every non-unit stride of a TMA ope
 SMEM_BYTES = 232448  # what one CTA may use on sm_90 (227 KiB)
 ALIGNMENT = 1024  # a 128-byte swizzle atom: 8 rows of 128 bytes
 BARRIER_BYTES = 1024  # pipeline barriers, padded to one alignment unit
-MAX_STAGES = 16
+MIN_STAGES = 2  # one is filled while another is read
+MAX_STAGES = 16  # the kernel's barriers
 CHUNK_ROW_BYTES = 128  # width of one output chunk: one swizzle span, one TMA store box
 # Registers a consumer thread needs beside its accumulators: addresses, stage state, an output chunk.
 REGISTER_RESERVE = 40
@@ -230,13 +231,13 @@ def _tile_n_unit(config: GemmConfig, problem: GemmProblem, warpgroups_n: int) ->
 def _check_tile_n(config: GemmConfig, problem: GemmProblem, warpgroups_n: int) -> None:
     unit = _tile_n_unit(config, problem, warpgroups_n)
     if config.tile_n % unit:
+        sharers = ""
+        if config.cluster_m > warpgroups_n:
+            sharers = f" with cluster_m={config.cluster_m}"
+        elif warpgroups_n > 1:
+            sharers = f" with {warpgroups_n} consumers along N"
         legal = tuple(range(unit, 257, unit))
-        check_one_of(
-            "tile_n",
-            config.tile_n,
-            legal,
-            f"B {problem.b_major}-major with {warpgroups_n} consumer(s) along N",
-        )
+        check_one_of("tile_n", config.tile_n, legal, f"B {problem.b_major}-major{sharers}")
 
 
 def _check_split(config: GemmConfig, splits: int) -> None:
@@ -270,21 +271,25 @@ def _shared_memory(
     def room(buffers: int) -> int:
         return (SMEM_BYTES - BARRIER_BYTES - partials - config.consumers * buffers * buffer) // stage
 
-    stages = config.stages or min(MAX_STAGES, room(store_stages))
-    if stages > MAX_STAGES:
+    fitting = min(MAX_STAGES, room(store_stages))
+    stages = config.stages or max(MIN_STAGES, fitting)
+    if not MIN_STAGES <= stages <= MAX_STAGES:
+        legal = MIN_STAGES if stages < MIN_STAGES else max(MIN_STAGES, fitting)
         raise ConfigError(
-            f"stages={stages}: the kernel has barriers for at most {MAX_STAGES}; use {MAX_STAGES}"
+            f"stages={stages}: a pipeline has at least {MIN_STAGES} stages and at most {MAX_STAGES}; "
+            f"the nearest legal stages is {legal}"
         )
-    if stages < 2 or stages > room(store_stages):
-        needed = BARRIER_BYTES + partials + max(2, stages) * stage + config.consumers * store_stages * buffer
-        fitting = room(store_stages)
+    if stages > fitting:
+        needed = BARRIER_BYTES + partials + stages * stage + config.consumers * store_stages * buffer
+        buffers = next((fewer for fewer in range(store_stages - 1, 0, -1) if room(fewer) >= MIN_STAGES), 0)
+        remedy = f"even {MIN_STAGES} stages do not fit: use a smaller tile"
+        if fitting >= MIN_STAGES:
+            remedy = f"the nearest legal stages is {fitting}"
+        elif buffers:
+            remedy = f"the nearest legal store_stages is {buffers}"
         raise ConfigError(
-            f"{config} needs {needed} bytes of shared memory, a CTA has {SMEM_BYTES}; "
-            + (
-                f"the nearest legal stages is {fitting}"
-                if fitting >= 2
-                else "no depth of 2 or more fits: use a smaller tile"
-            )
+            f"{config.with_(stages=stages)} needs {needed} bytes of shared memory, a CTA has {SMEM_BYTES}; "
+            + remedy
         )
     if config.store_stages is None:
         # Leftover room goes to the output buffers: the more, the fewer waits between chunks.
