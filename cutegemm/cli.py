@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cutegemm import __version__
 from cutegemm.dependencies import missing_dependency
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from cutegemm.inspection import Request
 
 EXIT_REFUSED = 2  # what was asked cannot be done; argparse uses the same for what it cannot read
+
+_SHARING = ("cooperative", "pingpong")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,6 +82,13 @@ def parser(first_word: str = "") -> argparse.ArgumentParser:
         "--save", metavar="DIR", type=Path, help="write kernel.ptx, .cubin and .sass into DIR"
     )
     inspect.set_defaults(command=_inspect)
+
+    emulate = commands.add_parser(
+        "emulate", help="run a kernel on the CPU, from its PTX, and check the result"
+    )
+    _add_problem(emulate)
+    _add_emulation(emulate, _add_config(emulate, takes_schedule=False))
+    emulate.set_defaults(command=_emulate)
 
     bench = commands.add_parser("bench", help="measure on the GPU, next to cuBLAS and other libraries")
     if first_word == "bench":
@@ -171,7 +180,7 @@ def _add_waves(command: argparse.ArgumentParser) -> None:
     group.add_argument("--cluster", metavar="MxN", type=_pair_or_triple(2, "2x1"), help="CTAs of a cluster")
 
 
-def _add_config(command: argparse.ArgumentParser) -> None:
+def _add_config(command: argparse.ArgumentParser, takes_schedule: bool = True) -> argparse._ArgumentGroup:
     group = command.add_argument_group(
         "configuration", "left out, the heuristic chooses; given, --tile is needed"
     )
@@ -182,10 +191,40 @@ def _add_config(command: argparse.ArgumentParser) -> None:
     group.add_argument("--stages", type=int, help="pipeline stages (default: as many as fit)")
     group.add_argument("--store-stages", type=int, help="output buffers of a consumer warpgroup")
     group.add_argument("--consumers", type=int, help="consumer warpgroups")
-    group.add_argument(
-        "--schedule", choices=("cooperative", "pingpong"), help="how the consumers share tiles"
-    )
+    if takes_schedule:
+        group.add_argument("--schedule", choices=_SHARING, help="how the consumers share tiles")
     group.add_argument("--swap-ab", action="store_true", default=None, help="compute the transposed product")
+    return group
+
+
+def _add_emulation(command: argparse.ArgumentParser, config: argparse._ArgumentGroup) -> None:
+    config.add_argument(
+        "--schedule",
+        dest="schedules",
+        metavar="ORDER",
+        action="append",
+        default=[],
+        help='order of the tiles, such as "GroupedM(8)"; cooperative or pingpong: how the consumers share '
+        "tiles. May be given once for each",
+    )
+    config.add_argument("--assignment", help='who takes which tile, such as "Static" or "SplitK(2)"')
+    group = command.add_argument_group("emulation")
+    group.add_argument(
+        "--check", action="store_true", help="look for races and uninitialised reads of shared memory"
+    )
+    group.add_argument(
+        "--seed",
+        type=int,
+        help="of the inputs and of an adverse order of warps and copies (default: in order)",
+    )
+    group.add_argument(
+        "--resident", metavar="N", type=int, help="clusters that run at once (default: all that fit the GPU)"
+    )
+    group.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace, for Perfetto")
+    group.add_argument(
+        "--timeline", metavar="FILE", type=Path, help="draw what a CTA did when (.png, .svg or .pdf)"
+    )
+    group.add_argument("--cta", metavar="N", type=int, default=0, help="the CTA to draw (default 0)")
 
 
 def _request(arguments: argparse.Namespace) -> "Request":
@@ -256,6 +295,35 @@ def _inspect(arguments: argparse.Namespace) -> int:
     else:
         report.render(Console())
     return 0
+
+
+def _emulate(arguments: argparse.Namespace) -> int:
+    from cutegemm.emulation import Wish, command
+    from cutegemm.scheduler import TileScheduler
+    from cutegemm.scheduler.notation import parse_assignment, parse_order
+
+    orders = [word for word in arguments.schedules if word not in _SHARING]
+    sharing = [word for word in arguments.schedules if word in _SHARING]
+    if len(orders) > 1 or len(sharing) > 1:
+        raise ConfigError(f"--schedule given twice: {' and '.join(orders if len(orders) > 1 else sharing)}")
+    arguments.schedule = sharing[0] if sharing else None
+    parts: dict[str, Any] = {}
+    if orders:
+        parts["order"] = parse_order(orders[0])
+    if arguments.assignment is not None:
+        parts["assignment"] = parse_assignment(arguments.assignment)
+    return command(
+        Wish(
+            _request(arguments),
+            TileScheduler(**parts) if parts else None,
+            check=arguments.check,
+            seed=arguments.seed,
+            resident=arguments.resident,
+            trace=arguments.trace,
+            picture=arguments.timeline,
+            cta=arguments.cta,
+        )
+    )
 
 
 def _bench(arguments: argparse.Namespace) -> int:
