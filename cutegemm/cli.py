@@ -4,6 +4,7 @@ Whatever a command needs is imported when it runs, so that `doctor` works where 
 """
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ _SHARING = ("cooperative", "pingpong")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. A CutegemmError becomes one line on stderr and exit code 2."""
     words = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold what the encoding does not
     try:
         return _run(words)
     except CutegemmError as error:
@@ -69,6 +72,9 @@ def parser(first_word: str = "") -> argparse.ArgumentParser:
         help="why a shape gets the configuration it gets; with --schedule, in which waves it is done",
     )
     _add_problem(explain)
+    explain.add_argument(
+        "--gpu", metavar="NAME", help="a GPU model, such as H20 (default: the one here, else H200)"
+    )
     _add_waves(explain)
     explain.set_defaults(command=_explain)
 
@@ -258,8 +264,12 @@ def _explain(arguments: argparse.Namespace) -> int:
                 raise ConfigError(
                     f'--{name} is about waves; say in which order, e.g. --schedule "GroupedM(8)"'
                 )
-        print(_request(arguments).compile().explain())
+        print(_request(arguments).compile().explain(gpu=arguments.gpu))
         return 0
+    if arguments.gpu is not None:
+        raise ConfigError(
+            "--gpu is about the configuration; with --schedule say how many --workers there are"
+        )
 
     from rich.console import Console
 

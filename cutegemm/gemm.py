@@ -237,27 +237,29 @@ class Gemm:
         """Registers, spilled bytes, shared memory, stages and threads of the kernel."""
         return self.artifact.resources
 
-    def explain(self, count: int = 8) -> str:
-        """Why this configuration: the cheapest candidates with each term of the cost model, in SM cycles."""
-        gpu, choice = self._gpu(), self._choice()
-        lines = [f"{self.problem} on {gpu.name} ({gpu.sms} SMs, {self.target}), tiles by {choice.scheduler}"]
-        if self._kernels.config is not None:
-            lines.append(f"configuration given, not chosen: {choice.config}")
-        lines.append(
-            f"{'total':>10} {'waves':>6} {'tiles':>7} {'mma':>9} {'fill':>9} {'store':>7} {'reduce':>7}"
-            f" {'dram':>9}  configuration"
-        )
+    def explain(self, count: int = 8, gpu: str | None = None) -> str:
+        """Why this configuration: the cheapest candidates with each term of the cost model, in SM cycles.
+
+        gpu: a model's name, such as "H20"; None: the GPU at hand, else the one the target is nominally for.
+        Raises DeviceError for an unknown model, TargetError for one of another architecture.
+        """
+        model = self._gpu() if gpu is None else gpu_by_name(gpu)
+        if model.target != self.target:
+            raise TargetError(f"{model.name} runs {model.target} kernels, this is one for {self.target}")
+        given = self._kernels.config
+        choice = self._kernels.choice(self.problem, model, self._store)
         splits = heuristic.SPLITS if self._kernels.scheduler is None else (choice.scheduler.splits,)
-        lines += [
-            f"{e.total:10.0f} {e.waves:6d} {e.tiles:7d} {e.mma:9.0f} {e.fill:9.0f} {e.store:7.0f}"
-            f" {e.reduce:7.0f} {e.dram:9.0f}  {e.config}" + (f", K split {e.splits} ways" * (e.splits > 1))
-            for e in heuristic.ranked(self.problem, gpu, count, self._store, splits)
+        sizes = (self.problem.l, self.problem.m, self.problem.n, self.problem.k)
+        lines = [
+            f"{self.problem} on {model.name} ({model.sms} SMs, {self.target}), tiles by {choice.scheduler}",
+            *(["M, N, K not known are taken as 4096, L as 1"] if None in sizes else []),
+            _EXPLAIN_HEADER,
         ]
-        lines.append(
-            "cycles; mma and fill: one tile's main loop if only that mattered; store: exposed epilogue; "
-            "reduce: adding the sums of a split K; dram: device memory alone, for the whole problem"
-        )
-        return "\n".join(lines)
+        if given is not None:
+            cost = heuristic.estimate(choice.plan(self.problem), self.problem, model)
+            lines += [_explained(cost), f"configuration given, not chosen: {choice.config}; candidates:"]
+        lines += map(_explained, heuristic.ranked(self.problem, model, count, self._store, splits))
+        return "\n".join((*lines, _EXPLAIN_LEGEND))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How pickle and copy make an equal Gemm; its kernels come from the cache."""
@@ -281,6 +283,24 @@ class Gemm:
         except (DeviceError, TargetError):
             return gpu_by_name(NOMINAL_GPU[self.target])
         return gpu if gpu.target == self.target else gpu_by_name(NOMINAL_GPU[self.target])
+
+
+_EXPLAIN_HEADER = (
+    f"{'total':>10} {'waves':>6} {'tiles':>7} {'mma':>9} {'fill':>9} {'store':>7} {'reduce':>7} {'dram':>9}"
+    "  configuration"
+)
+_EXPLAIN_LEGEND = (
+    "cycles; total: the launch; waves: tiles of the busiest SM; tiles: of the whole problem; mma, fill: one\n"
+    "tile's main loop if only tensor cores or only loads mattered; store: exposed epilogue of a tile;\n"
+    "reduce: adding the sums of a split K; dram: device memory alone, for the whole problem"
+)
+
+
+def _explained(e: heuristic.Estimate) -> str:
+    return (
+        f"{e.total:10.0f} {e.waves:6d} {e.tiles:7d} {e.mma:9.0f} {e.fill:9.0f} {e.store:7.0f} {e.reduce:7.0f}"
+        f" {e.dram:9.0f}  {e.config}" + (f", K split {e.splits} ways" if e.splits > 1 else "")
+    )
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Estimate:
 def choose(
     problem: GemmProblem, gpu: Gpu, store: StorePath = "tma", splits: tuple[int, ...] = SPLITS
 ) -> Estimate:
-    """The configuration with the lowest predicted cost. Unknown sizes count as 4096.
+    """The configuration with the lowest predicted cost. Unknown M, N, K count as 4096, an unknown L as 1.
 
     splits: the numbers of CTAs that may share a tile's K.
     """
@@ -111,20 +111,29 @@ def ranked(
     """The ``count`` cheapest configurations that are legal with this store, best first."""
     estimates: list[Estimate] = []
     for ways in splits:
-        table = _candidates(problem.kind(), store, ways)
-        terms = _cost(table, problem, gpu, ways)
-        order = np.argsort(terms["total"], kind="stable")[:count]
-        estimates += [
-            Estimate(
-                table.plans[i].config,
-                ways,
-                int(terms["tiles"][i]),
-                int(terms["waves"][i]),
-                *(float(terms[name][i]) for name in ("mma", "fill", "store", "dram", "reduce", "total")),
-            )
-            for i in order
-        ]
+        estimates += _cheapest(_candidates(problem.kind(), store, ways), problem, gpu, ways, count)
     return tuple(sorted(estimates, key=lambda estimate: estimate.total)[:count])
+
+
+def estimate(worked_out: HopperPlan, problem: GemmProblem, gpu: Gpu) -> Estimate:
+    """The model's account of one configuration, be it among the candidates or not."""
+    table = _table([worked_out], problem.kind())
+    (found,) = _cheapest(table, problem, gpu, worked_out.splits, 1)
+    return found
+
+
+def _cheapest(table: "_Table", problem: GemmProblem, gpu: Gpu, splits: int, count: int) -> list[Estimate]:
+    terms = _cost(table, problem, gpu, splits)
+    return [
+        Estimate(
+            table.plans[i].config,
+            splits,
+            int(terms["tiles"][i]),
+            int(terms["waves"][i]),
+            *(float(terms[name][i]) for name in ("mma", "fill", "store", "dram", "reduce", "total")),
+        )
+        for i in np.argsort(terms["total"], kind="stable")[:count]
+    ]
 
 
 @dataclass(frozen=True)
@@ -154,6 +163,10 @@ def _candidates(kind: GemmProblem, store: StorePath, splits: int) -> _Table:
             continue
         if worked_out.stages >= MIN_STAGES:
             plans.append(worked_out)
+    return _table(plans, kind)
+
+
+def _table(plans: Sequence[HopperPlan], kind: GemmProblem) -> _Table:
     configs = [p.config for p in plans]
 
     def column(values: Sequence[float]) -> np.ndarray:
@@ -198,9 +211,10 @@ def _space() -> list[GemmConfig]:
 
 
 def _cost(table: _Table, problem: GemmProblem, gpu: Gpu, splits: int) -> dict[str, np.ndarray]:
-    m_asked, n_asked, k, batch = (
-        UNKNOWN_SIZE if size is None else size for size in (problem.m, problem.n, problem.k, problem.l)
+    m_asked, n_asked, k = (
+        UNKNOWN_SIZE if size is None else size for size in (problem.m, problem.n, problem.k)
     )
+    batch = 1 if problem.l is None else problem.l
     a_bytes, d_bytes = dtype_bytes(problem.a_dtype), dtype_bytes(problem.out_dtype)
     m = np.where(table.swapped, n_asked, m_asked)
     n = np.where(table.swapped, m_asked, n_asked)

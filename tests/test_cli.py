@@ -293,6 +293,13 @@ def test_ptx_alone_goes_to_standard_output_and_the_reader_may_leave() -> None:
     assert done.returncode == 0
 
 
+def test_explain_for_a_gpu_that_is_not_here() -> None:
+    done = run("explain", "4096", "576", "7168", "--target", "sm_90a", "--gpu", "h20")
+    assert (done.returncode, "on H20 (78 SMs, sm_90a)" in done.stdout) == (0, True)
+    done = run("explain", "64", "64", "64", "--target", "sm_90a", "--gpu", "H20", "--schedule", "RowMajor")
+    assert (done.returncode, "say how many --workers" in done.stderr) == (2, True)
+
+
 def test_explain_says_why() -> None:
     done = run("explain", "4096", "576", "7168", "--target", "sm_90a")
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import cutegemm
 from cutegemm import GemmConfig, GemmProblem, heuristic
+from cutegemm.errors import DeviceError, TargetError
 from cutegemm.hardware import GPUS, Gpu, gpu_by_name
 from cutegemm.hopper.plan import HopperPlan, plan
 
@@ -187,6 +188,34 @@ def test_explain_says_that_a_configuration_was_given() -> None:
     config = GemmConfig(64, 40, consumers=1)
     text = cutegemm.compile((128, 128, 128), "bfloat16", target="sm_90a", config=config).explain()
     assert "configuration given, not chosen: 64x40x64" in text
+
+
+def test_explain_costs_a_given_configuration_too() -> None:
+    best = cutegemm.compile((512, 512, 512), "bfloat16", target="sm_90a")
+    given = cutegemm.compile(
+        (512, 512, 512), "bfloat16", target="sm_90a", config=best.config, scheduler=best.scheduler
+    )
+    first = given.explain(1).splitlines()[2]
+    assert first == best.explain(1).splitlines()[2]
+    poor = cutegemm.compile((512, 512, 512), "bfloat16", target="sm_90a", config=GemmConfig(256, 128))
+    assert float(poor.explain(1).splitlines()[2].split()[0]) > float(first.split()[0])
+
+
+def test_explain_for_another_gpu() -> None:
+    gemm = cutegemm.compile((8192, 8192, 8192), "bfloat16", target="sm_90a")
+    assert "on H20 (78 SMs" in gemm.explain(gpu="H20")
+    assert gemm.explain(gpu="H20") != gemm.explain(gpu="H200")
+    with pytest.raises(TargetError, match="B200 runs sm_100a kernels"):
+        gemm.explain(gpu="B200")
+    with pytest.raises(DeviceError, match="no GPU model called 'H2000'"):
+        gemm.explain(gpu="H2000")
+
+
+def test_unknown_sizes_are_said_to_be_guessed() -> None:
+    gemm = cutegemm.compile((None, 512, 512), "bfloat16", target="sm_90a")
+    assert "not known are taken as 4096" in gemm.explain()
+    one = heuristic.ranked(GemmProblem(64, 64, 64, 1, batched=True), HOPPERS[0], 1)
+    assert heuristic.ranked(GemmProblem(64, 64, 64, None, batched=True), HOPPERS[0], 1) == one
 
 
 def test_gpus_differ_in_what_they_are_predicted_to_take() -> None:
