@@ -23,7 +23,7 @@ CHUNK_ROW_BYTES = 128  # width of one output chunk: one swizzle span, one TMA st
 # Registers a consumer thread needs beside its accumulators: addresses, stage state, an output chunk.
 REGISTER_RESERVE = 40
 # Accumulators that fit beside a store's addresses, by kind of store and contiguous mode of D, where that is
-# less than the reserve leaves. Found by compiling: 8 below the fewest with which the assembler spilled.
+# less than the reserve leaves. Found by compiling: at least 8 below the fewest seen to spill.
 STORE_BUDGET = {("direct", "m"): 168, ("split", "m"): 168, ("split", "n"): 168}
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = {1: 240, 2: 232}  # by number of consumer warpgroups; the sum fits 64 Ki registers
