@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cutegemm.cache import OBJECT_FILE, Entry, dsl_version
+from cutegemm.cache import FACTS_FILE, OBJECT_FILE, Entry, dsl_version
 from cutegemm.complaint import first_complaint
 from cutegemm.cubin import CubinKernel, disassemble, instruction_histogram, only_kernel
 from cutegemm.errors import BuildError, CutegemmError
@@ -38,7 +39,8 @@ __all__ = [
 PTX_FILE = "kernel.ptx"
 CUBIN_FILE = "kernel.cubin"
 HOST_FILE = "host.mlir"
-FACTS_FILE = "facts.json"
+BUILD_BYTES = 4 << 20
+"""Room in the temporary folder that the compiler's files of one kernel are sure to fit in."""
 REQUIRED_FACTS = ("smem_bytes", "stages", "threads")
 LARGE_TEXT = 64 * 1024
 """Bytes from which the host code is stored compressed, as host.mlir.gz."""
@@ -206,13 +208,15 @@ def compile_to_files(
     with (
         compile_lock,
         _cycles_uncollected(),
-        tempfile.TemporaryDirectory(prefix="cutegemm-build-") as scratch,
+        _scratch_folder() as scratch,
     ):
         flags = (
             f"--gpu-arch {target} --enable-tvm-ffi --keep-ptx --keep-cubin --dump-dir {shlex.quote(scratch)}"
         )
         try:
             compiled = cute.compile(function, *args, options=f"{flags} {options}".rstrip())
+            if compiled is None:
+                raise BuildError(f"the compiler returned no kernel for {target}{_compiler_variables()}")
             ptx, cubin, host = compiled.__ptx__, compiled.__cubin__, str(compiled.ir_module).encode()
             compiled.export_to_c(os.path.join(scratch, OBJECT_FILE), function_name=entry)
             host_object = Path(scratch, OBJECT_FILE).read_bytes()
@@ -221,11 +225,12 @@ def compile_to_files(
             raise
         except Exception as error:
             name = getattr(function, "__qualname__", type(function).__name__)
-            raise BuildError(f"compiling {name} for {target} failed: {first_complaint(error)}") from error
+            why = first_complaint(error) + _shortage(scratch)
+            raise BuildError(f"compiling {name} for {target} failed: {why}") from error
     if not isinstance(ptx, str) or ".version" not in ptx or not isinstance(cubin, bytes):
         raise BuildError(
             f"the compiler produced no device code for {target}: the host function launches no kernel, or "
-            f"the temporary folder {tempfile.gettempdir()} is full"
+            f"the temporary folder {tempfile.gettempdir()} is full{_compiler_variables()}"
         )
     check_kernel(only_kernel(cubin), ptx, host.decode(), facts)
     host_files = (
@@ -240,6 +245,37 @@ def compile_to_files(
         **host_files,
         **({LIBRARY_FILE: library} if library else {}),
     }
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[str]:
+    """A temporary folder for the compiler's files. Raises BuildError if none can be made."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="cutegemm-build-")
+    except OSError as error:
+        raise BuildError(
+            f"the compiler needs a temporary folder and none can be made ({error}); free some space, or set "
+            "TMPDIR to a folder that can be written"
+        ) from error
+    with folder as path:
+        yield path
+
+
+def _shortage(folder: str) -> str:
+    """What to do if a file may not have fitted into ``folder``, as the end of a sentence; else empty."""
+    free = shutil.disk_usage(folder).free
+    if free > BUILD_BYTES:
+        return ""
+    return (
+        f"; the temporary folder {os.path.dirname(folder)} has {free // 1000} kB left: free some space, or "
+        "set TMPDIR to a folder that has more"
+    )
+
+
+def _compiler_variables() -> str:
+    """The environment variables that may have changed what the compiler does, as the end of a sentence."""
+    found = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("CUTE_DSL_")]
+    return f"; the environment sets {', '.join(found)}: unset what you do not need" if found else ""
 
 
 @contextmanager

@@ -7,6 +7,7 @@ killed process lets go of it) makes processes that start together compile once. 
 kernel wrong or a call fail: whatever goes amiss on disk ends in a fresh build and at most one warning.
 """
 
+import contextlib
 import errno
 import functools
 import hashlib
@@ -16,6 +17,7 @@ import os
 import re
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -23,13 +25,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import filelock
 import platformdirs
 
-from cutegemm.errors import BuildError, CacheWarning
+from cutegemm.errors import BuildError, CacheWarning, ConfigError
 from cutegemm.fingerprint import KernelKey, dsl_version, kernel_key, source_hash, sources
 
 __all__ = [
@@ -49,6 +52,7 @@ __all__ = [
 
 OBJECT_FILE = "kernel.o"
 META_FILE = "meta.json"
+FACTS_FILE = "facts.json"
 STALE_SECONDS = 600.0
 """Age from which a temporary directory is the remains of a killed process (writing takes milliseconds)."""
 
@@ -57,9 +61,20 @@ _TEMPORARY = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
 
 
 def cache_dir() -> Path:
-    """The folder of the cache: ``$CUTEGEMM_CACHE_DIR``, or the user's cache folder of this system."""
+    """The folder of the cache: ``$CUTEGEMM_CACHE_DIR``, or the user's cache folder of this system.
+
+    Raises ConfigError if the variable begins with a home folder that does not exist.
+    """
     chosen = os.environ.get("CUTEGEMM_CACHE_DIR")
-    return Path(chosen).expanduser().absolute() if chosen else Path(platformdirs.user_cache_dir("cutegemm"))
+    if not chosen:
+        return Path(platformdirs.user_cache_dir("cutegemm"))
+    try:
+        return Path(chosen).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"CUTEGEMM_CACHE_DIR={chosen} begins with the home folder of a user this system does not know; "
+            "write the folder's full path"
+        ) from error
 
 
 # --- a folder of this process alone ------------------------------------------------------------------------
@@ -131,7 +146,8 @@ def file_path(files: Mapping[str, bytes], directory: Path | None, name: str) -> 
 class EntryInfo:
     """One line of a listing: `size` in bytes, `created` in seconds since the epoch.
 
-    `description` is the readable text of the key, empty if the key was made without kernel_key().
+    `description` is the readable text of the key, empty if the key was made without kernel_key(); `facts`
+    is what the builder said about the kernel, empty if it said nothing.
     """
 
     key: str
@@ -139,6 +155,7 @@ class EntryInfo:
     created: float
     build_seconds: float
     description: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -266,8 +283,11 @@ class KernelCache:
             try:
                 meta = json.loads((directory / META_FILE).read_bytes())
                 size = sum(file["bytes"] for file in meta["files"].values())
+                facts = {}
+                if FACTS_FILE in meta["files"]:
+                    facts = dict(json.loads((directory / FACTS_FILE).read_bytes()))
                 info = EntryInfo(
-                    directory.name, size, meta["created"], meta["build_seconds"], meta["description"]
+                    directory.name, size, meta["created"], meta["build_seconds"], meta["description"], facts
                 )
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 continue  # damaged or just being cleared: replaced when it is next asked for
@@ -336,11 +356,7 @@ class KernelCache:
             try:
                 entry = _read_entry(directory, key)
             except _DamagedEntry as damage:
-                warnings.warn(
-                    f"the cached kernel {directory} is damaged ({damage}); compiling it again",
-                    CacheWarning,
-                    stacklevel=4,
-                )
+                _warn(f"the cached kernel {directory} is damaged ({damage}); compiling it again")
             if entry is not None:
                 return entry
             sources.check()
@@ -362,11 +378,9 @@ class KernelCache:
             lock.acquire(timeout=self.lock_timeout, poll_interval=0.02)
             held = True
         except filelock.Timeout:
-            warnings.warn(
+            _warn(
                 f"another process has held {lock.lock_file} for {self.lock_timeout:g} s; compiling without "
-                "waiting any longer",
-                CacheWarning,
-                stacklevel=5,
+                "waiting any longer"
             )
         except (OSError, NotImplementedError):
             held = False  # unwritable, or a file system without locks; storing will find out and say so
@@ -389,11 +403,9 @@ class KernelCache:
         except OSError as error:
             if self.root not in _warned_unwritable:
                 _warned_unwritable.add(self.root)
-                warnings.warn(
+                _warn(
                     f"the kernel cache {self.root} cannot be written ({error}); kernels are kept for this "
-                    "process only. Free some space, or point CUTEGEMM_CACHE_DIR to a writable folder",
-                    CacheWarning,
-                    stacklevel=5,
+                    "process only. Free some space, or point CUTEGEMM_CACHE_DIR to a writable folder"
                 )
             return Entry(built.key, built.files, None, from_disk=False, build_seconds=built.build_seconds)
         finally:
@@ -431,6 +443,15 @@ class KernelCache:
                 continue
             if abandoned:
                 shutil.rmtree(directory, ignore_errors=True)
+
+
+def _warn(message: str) -> None:
+    """A CacheWarning at the line that called into the package."""
+    inside = (str(Path(__file__).parent) + os.sep, contextlib.__file__)
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, CacheWarning, stacklevel=level)
 
 
 @functools.cache

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.bar import Bar
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from cutegemm.errors import ConfigError, DeviceError, MissingDependencyError, ProblemError
 from cutegemm.hardware import current_target, normalise_target
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from cutegemm.gemm import Gemm
 
 DEFAULT_TARGET = "sm_90a"  # where there is no GPU to ask
+KERNEL_FACTS = ("target", "problem", "config", "scheduler")  # what tells one cached kernel from another
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,21 @@ class Report:
         return table
 
 
+@dataclass(frozen=True)
+class ShareBar:
+    """A bar as long as ``part`` of ``whole``; in characters that the output's encoding has."""
+
+    part: int
+    whole: int
+    width: int = 40
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.ascii_only:
+            yield Text("#" * max(1, round(self.width * self.part / self.whole)), style="cyan")
+        else:
+            yield Bar(self.whole, 0, self.part, width=self.width, color="cyan")
+
+
 def histogram_table(histogram: Mapping[str, int]) -> Table:
     """The instruction groups that occur, the most frequent first, each with a bar."""
     present = sorted(((n, name) for name, n in histogram.items() if n), key=lambda pair: (-pair[0], pair[1]))
@@ -139,7 +156,7 @@ def histogram_table(histogram: Mapping[str, int]) -> Table:
     table.add_column("count", justify="right")
     table.add_column("", width=40)
     for count, name in present:
-        table.add_row(escape(name), str(count), Bar(most, 0, count, width=40, color="cyan"))
+        table.add_row(escape(name), str(count), ShareBar(count, most))
     return table
 
 
@@ -204,7 +221,10 @@ def cache_table(cache: "KernelCache") -> Table:
     table.add_column("made", no_wrap=True)
     table.add_column("kB", justify="right")
     table.add_column("build s", justify="right")
+    table.add_column("kernel", overflow="fold")
     for entry in entries:
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.created))
-        table.add_row(entry.key[:16], made, f"{entry.size / 1e3:.0f}", f"{entry.build_seconds:.2f}")
+        kernel = " | ".join(str(entry.facts[name]) for name in KERNEL_FACTS if name in entry.facts)
+        row = (f"{entry.size / 1e3:.0f}", f"{entry.build_seconds:.2f}", escape(kernel))
+        table.add_row(entry.key[:16], made, *row)
     return table

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +89,28 @@ def runtime_library() -> Path | None:
     return found[0] if len(found) == 1 else None
 
 
+def c_compiler() -> str | None:
+    """The C compiler that links kernels, None if there is none."""
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
 def link_library(host_object: Path) -> bytes | None:
     """The shared library of a host object, None where no C compiler can link it."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    runtime = runtime_library()
-    if compiler is None or runtime is None:
-        return None
-    tvm_ffi = _tvm_ffi()
     library = host_object.with_name(LIBRARY_FILE)
+    try:
+        return library.read_bytes() if why_not_linked([host_object], library) is None else None
+    except OSError:
+        return None  # the object loads without it
+
+
+def why_not_linked(objects: Sequence[Path], library: Path) -> str | None:
+    """Links host objects, and what every kernel calls, into ``library``: None if done, else the reason."""
+    compiler, runtime = c_compiler(), runtime_library()
+    if compiler is None:
+        return "there is no C compiler"
+    if runtime is None:
+        return "the DSL's runtime library is missing, or not the only one"
+    tvm_ffi = _tvm_ffi()
     # -Bsymbolic: every kernel has the same internal names, and each must find its own.
     command = [
         compiler,
@@ -104,12 +118,15 @@ def link_library(host_object: Path) -> bytes | None:
         "-Wl,-Bsymbolic",
         "-o",
         library,
-        host_object,
+        *objects,
         runtime,
         tvm_ffi.libinfo.find_libtvm_ffi(),
     ]
     try:
         linked = subprocess.run(command, capture_output=True, timeout=60, check=False)
-        return library.read_bytes() if linked.returncode == 0 else None
-    except (OSError, subprocess.TimeoutExpired):
-        return None  # a compiler that cannot be started, or hangs; the object loads without it
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{compiler} cannot be started, or hangs: {error}"
+    if linked.returncode == 0:
+        return None
+    said = linked.stderr.decode(errors="replace").strip().splitlines()
+    return said[0] if said else f"{compiler} ended with status {linked.returncode}"

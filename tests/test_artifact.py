@@ -6,9 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -180,6 +182,25 @@ def test_a_refusal_is_one_plain_line(function, message):
     if function in ("odd_barrier", "early_exit", "value_error"):
         assert text.startswith(f"compiling {function} for sm_90a failed: ")
         assert caught.value.__cause__ is not None
+
+
+def test_a_variable_that_keeps_the_compiler_from_compiling_is_named():
+    code = "import test_artifact as t; t.compiled(t.tiny.fill)"
+    said = run_python(code, CUTE_DSL_DRYRUN="1").stderr.splitlines()[-1]
+    assert said.startswith("cutegemm.errors.BuildError: the compiler returned no kernel for sm_90a; ")
+    assert "CUTE_DSL_DRYRUN=1" in said
+    assert "unset" in said
+
+
+def test_a_full_temporary_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=9000))
+    with pytest.raises(BuildError) as caught:
+        compiled(tiny.value_error)
+    assert f"the temporary folder {tmp_path} has 9 kB left: free some space, or" in str(caught.value)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
+    with pytest.raises(BuildError, match=r"needs a temporary folder and none can be made .* set TMPDIR"):
+        compiled(tiny.fill)
 
 
 def test_an_error_of_cutegemm_passes_unchanged():

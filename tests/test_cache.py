@@ -30,7 +30,7 @@ from cache_worker import (
 
 from cutegemm import cache as cache_module
 from cutegemm.cache import KernelCache, KernelKey, cache_dir, default_cache
-from cutegemm.errors import BuildError, CacheWarning, StaleSourceError
+from cutegemm.errors import BuildError, CacheWarning, ConfigError, StaleSourceError
 
 ROOT = Path(__file__).parent.parent
 PYTHONPATH = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
@@ -281,9 +281,10 @@ def test_waits_no_longer_than_the_limit_for_another_process(tmp_path):
         assert holder.stdout.readline() == "ready\n"
         cache = KernelCache(tmp_path, lock_timeout=0.3)
         started = time.monotonic()
-        with pytest.warns(CacheWarning, match=r"has held .*\.lock for 0.3 s"):
+        with pytest.warns(CacheWarning, match=r"has held .*\.lock for 0.3 s") as caught:
             assert cache.get_or_build(a_key(), lambda: FILES).files == FILES
         assert 0.3 <= time.monotonic() - started < 5
+        assert [warning.filename for warning in caught] == [__file__]
         assert KernelCache(tmp_path).get_or_build(a_key(), not_called).from_disk
     finally:
         holder.kill()
@@ -390,7 +391,7 @@ def test_a_damaged_entry_is_rebuilt_with_one_warning(tmp_path, damage):
     cache = KernelCache(tmp_path)
     with pytest.warns(CacheWarning, match=reason) as caught:
         assert cache.get_or_build(a_key(), lambda: FILES).files == FILES
-    assert len(caught) == 1
+    assert [warning.filename for warning in caught] == [__file__]  # the caller's line, not the package's
     assert cache.stats().compiled == 1
     with no_warnings():
         assert KernelCache(tmp_path).get_or_build(a_key(), not_called).files == FILES
@@ -411,7 +412,7 @@ def check_degraded(cache: KernelCache, reason: str) -> None:
     """Two kernels come out right with one warning, are kept in memory and can be loaded."""
     with pytest.warns(CacheWarning, match=reason) as caught:
         entries = [cache.get_or_build(a_key(n), lambda: FILES) for n in range(2)]
-    assert len(caught) == 1
+    assert [warning.filename for warning in caught] == [__file__]
     assert cache.get_or_build(a_key(0), not_called) is entries[0]
     for entry in entries:
         assert entry.files == FILES
@@ -451,6 +452,20 @@ def test_really_full_disk(tmp_path):
             assert KernelCache(disk / "cache").get_or_build(a_key(), not_called).files == FILES
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+def test_the_home_folder_of_nobody(monkeypatch):
+    monkeypatch.setenv("CUTEGEMM_CACHE_DIR", "~no-such-user-here/x")
+    with pytest.raises(ConfigError, match=r"^CUTEGEMM_CACHE_DIR=~no-such-user-here/x begins .* full path$"):
+        cache_module.default_cache()
+
+
+def test_a_listing_carries_what_the_builder_said(tmp_path):
+    cache = KernelCache(tmp_path)
+    cache.get_or_build(a_key(0), lambda: FILES)
+    cache.get_or_build(a_key(1), lambda: {**FILES, "facts.json": b'{"config": "64x8x64"}'})
+    facts = {entry.key: entry.facts for entry in cache.entries()}
+    assert facts == {a_key(0): {}, a_key(1): {"config": "64x8x64"}}
 
 
 def test_a_folder_that_cannot_exist(tmp_path):

@@ -207,6 +207,30 @@ def test_the_histogram_leaves_out_what_does_not_occur_and_sorts_the_rest() -> No
     assert "b" not in [line.split()[0] for line in lines]
 
 
+@pytest.mark.parametrize(
+    ("encoding", "bar"), [("utf-8", "\u2588" * 40), ("ascii", "#" * 40), ("latin-1", "#" * 40)]
+)
+def test_bars_are_drawn_in_characters_the_encoding_has(encoding: str, bar: str) -> None:
+    raw = io.BytesIO()
+    output = io.TextIOWrapper(raw, encoding=encoding)
+    Console(file=output, width=100).print(histogram_table({"a": 1, "b": 50}))
+    output.flush()
+    lines = raw.getvalue().decode(encoding).splitlines()
+    assert bar in lines[1]
+    assert len(lines[2].split()[-1]) == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_output_in_a_poor_encoding(encoding: str, tmp_path: Path) -> None:
+    here = {"PYTHONIOENCODING": encoding, "CUTEGEMM_CACHE_DIR": str(tmp_path / "\u2713")}
+    done = run("inspect", "64", "64", "64", "--target", "sm_90a", **here)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "###" in done.stdout
+    listed = run("cache", **here)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert "\\u2713" in listed.stdout
+
+
 def test_an_empty_histogram_is_no_error() -> None:
     assert "0 instructions" in shown(histogram_table({"a": 0}))
 
@@ -310,7 +334,10 @@ def test_cache_lists_and_clears(tmp_path: Path) -> None:
     here = {"CUTEGEMM_CACHE_DIR": str(tmp_path), "COLUMNS": "200"}
     assert "0 kernels" in run("cache", **here).stdout
     assert run("inspect", "256", "256", "256", "--target", "sm_90a", **here).returncode == 0
-    assert "1 kernel," in run("cache", **here).stdout
+    listed = run("cache", **here).stdout
+    assert "1 kernel," in listed
+    words = ("sm_90a", "bfloat16 -> bfloat16", "A k-major", "stages", "Persistent")
+    assert [word for word in words if word not in " ".join(listed.split())] == []
     assert "1 kernel removed" in run("cache", "--clear", **here).stdout
     assert "0 kernels" in run("cache", **here).stdout
 

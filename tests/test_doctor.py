@@ -69,7 +69,7 @@ def test_without_a_gpu_it_compiles_for_both_and_says_so() -> None:
     assert findings[-1].sentence == "Only compiles sm_90a and sm_100a kernels."
     (driver,) = checks.check_driver(NO_GPU)
     assert (driver.state, driver.prevents) == ("note", "running")
-    assert "compile kernels but not run" in driver.sentence
+    assert "cannot run on this machine" in driver.sentence
     assert exit_code(findings) == 0
 
 
@@ -228,6 +228,18 @@ CASES: dict[str, Case] = {
     "no c compiler": (
         replace(GOOD, c_compiler=None),
         checks.check_loading, "note", "nothing", "No C compiler", "gcc",
+    ),
+    "a c compiler that does not link": (
+        replace(GOOD, link_error="cc: error trying to exec 'collect2'"),
+        checks.check_loading, "note", "nothing", "/usr/bin/cc cannot link kernels (cc: error trying", "gcc",
+    ),
+    "a cache folder of nobody": (
+        replace(GOOD, cache=CacheState("", unknown="CUTEGEMM_CACHE_DIR=~nobody/x begins with ...")),
+        checks.check_cache, "problem", "compiling", "CUTEGEMM_CACHE_DIR=~nobody/x begins", "full path",
+    ),
+    "no torch": (
+        replace(GOOD, torch=TorchState(None), gpus=()),
+        checks.check_torch, "problem", "compiling", "no module `torch`", 'pip install "torch>=',
     ),
     "no nvdisasm": (
         replace(GOOD, nvdisasm=None),
@@ -441,6 +453,25 @@ def test_a_cache_folder_that_is_a_file_is_a_finding(tmp_path: Path, monkeypatch:
     (finding,) = checks.check_cache(replace(GOOD, cache=machine.cache_state()))
     assert finding.state == "note"
     assert "cannot be written" in finding.sentence
+
+
+def test_a_cache_folder_of_an_unknown_user_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUTEGEMM_CACHE_DIR", "~no-such-user-here/x")
+    (finding,) = checks.check_cache(replace(GOOD, cache=machine.cache_state()))
+    assert "CUTEGEMM_CACHE_DIR=~no-such-user-here/x" in finding.sentence
+
+
+def test_linking_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if machine.c_compiler() is not None:
+        assert machine.link_error() is None
+    fake_tool(tmp_path, "cc", "echo 'cc: no linker here' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert machine.link_error() == "cc: no linker here"
+
+
+def test_nothing_claims_that_kernels_compile_where_the_dsl_is_missing() -> None:
+    without = replace(NO_GPU, dsl=DslState(None), packages={}, link_error="the DSL's runtime is missing")
+    assert [f.sentence for f in diagnose(without) if "can compile" in f.sentence] == []
 
 
 def test_the_report_shows_each_sentence_and_remedy() -> None:

@@ -214,7 +214,7 @@ def check_driver(machine: Machine) -> list[Finding]:
             Finding(
                 "driver",
                 "note",
-                "No NVIDIA driver: this machine can compile kernels but not run them.",
+                "No NVIDIA driver: kernels cannot run on this machine.",
                 "Where there is a GPU, install NVIDIA driver 575.51.03 or newer (pass it to a container).",
                 "running",
             )
@@ -416,6 +416,9 @@ def _other_users(gpu: GpuState) -> list[Finding]:
 def check_cache(machine: Machine) -> list[Finding]:
     """The folder of compiled kernels."""
     cache = machine.cache
+    if cache.unknown is not None:
+        remedy = "Set CUTEGEMM_CACHE_DIR to the folder's full path, or unset it."
+        return [Finding("cache", "problem", f"{cache.unknown}.", remedy, "compiling")]
     held = f"{kernels(cache.entries)}, {cache.used_bytes / 1e6:.1f} MB"
     if cache.error is not None:
         return [
@@ -462,6 +465,16 @@ def check_loading(machine: Machine) -> list[Finding]:
                 "No C compiler: a process that finds its kernels in the cache still imports the whole DSL to "
                 "load them, half a second once.",
                 "Install one (the Debian package is gcc).",
+            )
+        ]
+    if machine.link_error is not None:
+        return [
+            Finding(
+                "loading",
+                "note",
+                f"{machine.c_compiler} cannot link kernels ({machine.link_error}): a process that finds its "
+                "kernels in the cache still imports the whole DSL to load them, half a second once.",
+                "Solve what is said of the DSL, or install a working C compiler (the Debian package is gcc).",
             )
         ]
     return [Finding("loading", "ok", f"{machine.c_compiler} links kernels, which then load without the DSL.")]

@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cutegemm.errors import ConfigError, MissingDependencyError
 from cutegemm.hardware import BUILT_TARGETS
+from cutegemm.loader import c_compiler, why_not_linked
 
 #: Distributions whose presence and version matter.
 DISTRIBUTIONS = (
@@ -90,6 +92,7 @@ class CacheState:
     used_bytes: int = 0
     entries: int = 0
     free_bytes: int | None = None
+    unknown: str | None = None  # why it is not known which folder that is
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Machine:
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES
     nvdisasm: str | None = None
     c_compiler: str | None = None  # links kernels into libraries that load without the DSL
+    link_error: str | None = None  # why it cannot, if it was tried in vain
     built_targets: tuple[str, ...] = BUILT_TARGETS  # those this version has kernels for
 
 
@@ -132,7 +136,8 @@ def inspect_machine() -> Machine:
         gpus=gpus or torch_gpus,
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         nvdisasm=nvdisasm_path(),
-        c_compiler=shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"),
+        c_compiler=c_compiler(),
+        link_error=link_error(),
         built_targets=BUILT_TARGETS,
     )
 
@@ -289,7 +294,10 @@ def cache_state() -> CacheState:
     """The cache folder, whether it can be written, and what is in it. Creates nothing that stays."""
     from cutegemm.cache import KernelCache, cache_dir
 
-    folder = cache_dir()
+    try:
+        folder = cache_dir()
+    except ConfigError as refusal:
+        return CacheState("", unknown=str(refusal))
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -306,10 +314,18 @@ def cache_state() -> CacheState:
     return CacheState(str(folder), error, cache.size(), len(cache.entries()), free)
 
 
+def link_error() -> str | None:
+    """What is in the way of linking kernels: None if an empty library can be linked here as a kernel's is."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="cutegemm-") as folder:
+            return why_not_linked([], Path(folder) / "trial.so")
+    except (OSError, MissingDependencyError) as error:
+        return str(error)
+
+
 def nvdisasm_path() -> str | None:
     """The disassembler that `inspect` would use, or None."""
     from cutegemm.cubin import find_nvdisasm
-    from cutegemm.errors import MissingDependencyError
 
     try:
         return str(find_nvdisasm())

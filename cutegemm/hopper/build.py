@@ -26,7 +26,14 @@ def build(plan: HopperPlan, problem: GemmProblem, scheduler: TileScheduler, targ
     Raises BuildError.
     """
     seen = problem.swapped() if plan.config.swap_ab else problem
-    facts = {"smem_bytes": plan.smem_bytes, "stages": plan.stages, "threads": plan.threads}
+    facts = {
+        "smem_bytes": plan.smem_bytes,
+        "stages": plan.stages,
+        "threads": plan.threads,
+        "problem": str(problem),
+        "config": str(plan.config),
+        "scheduler": str(scheduler),
+    }
     return compile_to_files(
         HopperGemm(plan, seen, scheduler), _fake_operands(problem, plan), target=target, facts=facts
     )
