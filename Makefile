@@ -21,7 +21,7 @@ export PYTHONUNBUFFERED = 1
 
 .PHONY: help
 help:
-	@echo "make demo      compile a GEMM, show what came out, run and check it where there is a GPU"
+	@echo "make demo      compile a GEMM, show what came out, run it on a GPU or an emulator, check it"
 	@echo "make test      lint, types, and every test that needs no GPU"
 	@echo "make test-gpu  the tests that need a GPU"
 	@echo "make bench     measure against cuBLAS on the GPU"

@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +15,7 @@ from cutegemm.hardware import gpu_by_name
 
 
 @pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """examples/demo.py as a module."""
     path = Path(__file__).resolve().parent.parent / "examples" / "demo.py"
     spec = importlib.util.spec_from_file_location("demo", path)
@@ -26,6 +27,8 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module, "M", 512)
     monkeypatch.setattr(module, "N", 768)
     monkeypatch.setattr(module, "K", 1024)
+    monkeypatch.setattr(module, "EMULATED", (256, 256, 128))
+    monkeypatch.setattr(module, "TIMELINE", tmp_path / "demo" / "timeline.png")
     return module
 
 
@@ -42,18 +45,49 @@ def text_of(console: Console) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_without_a_gpu_it_compiles_and_says_what_it_did_not_do(
-    demo: ModuleType, console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def without_a_gpu(demo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the demo find none."""
+
     def no_gpu() -> None:
         raise DeviceError("there is none")
 
     monkeypatch.setattr(demo, "current_gpu", no_gpu)
+
+
+def test_without_a_gpu_it_compiles_emulates_and_draws(
+    demo: ModuleType, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    without_a_gpu(demo, monkeypatch)
     assert demo.main() == 0
     text = text_of(console)
     for word in ("compiled for sm_90a", "registers", "WGMMA", "compiled for sm_100a"):
         assert word in text
-    assert "not run, not checked, not timed: there is none" in text
+    assert "256 x 256 x 128 on the emulator" in text
+    assert "not timed: there is none" in text
+    assert "float64: right" in text
+    assert f"what CTA 0 did when: {demo.TIMELINE}" in text
+    assert demo.TIMELINE.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_it_says_that_nothing_is_drawn(
+    demo: ModuleType, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_a_gpu(demo, monkeypatch)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert demo.main() == 0
+    text = text_of(console)
+    assert "float64: right" in text
+    assert "no timeline drawn: " in text
+    assert not demo.TIMELINE.exists()
+
+
+def test_a_wrong_emulated_result_is_a_failure(
+    demo: ModuleType, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_a_gpu(demo, monkeypatch)
+    monkeypatch.setattr(demo, "run_on_cpu", lambda *_: False)
+    assert demo.main() == 1
 
 
 @pytest.mark.parametrize(("right", "code"), [(True, 0), (False, 1)])

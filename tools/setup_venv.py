@@ -27,7 +27,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_VERSION = "2.13.0"
-EXTRAS = "test,dev,inspect"
+EXTRAS = "test,dev,inspect,plot"
 HOST_TORCH_PTH = "cutegemm_host_torch.pth"
 
 

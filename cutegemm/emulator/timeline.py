@@ -38,7 +38,7 @@ COLOURS = {
     TILE: ("#f3e3b3", "#fbf4dc"),
 }
 NAMES = {
-    WAIT: "waits for a stage",
+    WAIT: "waits for a barrier",
     LOAD: "TMA load, latency included",
     "mma 0": "WGMMA of consumer 0",
     "mma 1": "WGMMA of consumer 1",
@@ -138,6 +138,7 @@ def timeline(trace: Trace, division: Division | None = None, *, cta: int = 0, ti
     )
     axes = figure.add_subplot()
     _draw(axes, found)
+    _legend(figure, {bar.kind for lane in found for bar in lane.bars})
     figure.suptitle(title or f"CTA {cta}", fontsize=10, linespacing=1.5)
     return figure
 
@@ -248,10 +249,11 @@ def _draw(axes: "Axes", found: Sequence[Lane]) -> None:
     axes.set_yticks(ticks, names, fontsize=8)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlabel("cycles of the emulator's cost model; numbers in the bars: stage of the ring", fontsize=8)
+    axes.set_xlabel(
+        "cycles of the emulator's cost model; numbers in the bars: stages of the ring", fontsize=8
+    )
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    _legend(axes, {bar.kind for lane in found for bar in lane.bars})
 
 
 def _draw_bar(axes: "Axes", bar: Bar, place: tuple[float, float], inches: float) -> None:
@@ -285,13 +287,12 @@ def _draw_bar(axes: "Axes", bar: Bar, place: tuple[float, float], inches: float)
     )
 
 
-def _legend(axes: "Axes", kinds: set[str]) -> None:
+def _legend(figure: "Figure", kinds: set[str]) -> None:
     from matplotlib.patches import Patch
 
-    axes.legend(
+    figure.legend(
         handles=[Patch(color=COLOURS[kind][0], label=NAMES[kind]) for kind in COLOURS if kind in kinds],
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.14),
+        loc="outside lower center",
         ncols=len(kinds),
         frameon=False,
         fontsize=8,
