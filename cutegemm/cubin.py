@@ -140,10 +140,16 @@ def find_nvdisasm() -> Path:
 def disassemble(cubin: bytes) -> str:
     """The SASS text of a cubin. Raises MissingDependencyError without nvdisasm, BuildError if it fails."""
     tool = find_nvdisasm()
-    with tempfile.TemporaryDirectory(prefix="cutegemm-sass-") as scratch:
-        path = Path(scratch, "kernel.cubin")
-        path.write_bytes(cubin)
-        done = subprocess.run([str(tool), "-c", str(path)], capture_output=True, text=True, check=False)
+    try:
+        with tempfile.TemporaryDirectory(prefix="cutegemm-sass-") as scratch:
+            path = Path(scratch, "kernel.cubin")
+            path.write_bytes(cubin)
+            done = subprocess.run([str(tool), "-c", str(path)], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(
+            f"the cubin cannot be given to {tool} through a temporary folder ({error}); free some space, or "
+            "set TMPDIR to a folder that can be written"
+        ) from error
     if done.returncode != 0:
         complaint = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
         raise BuildError(f"{tool} could not read the cubin (exit {done.returncode}): {complaint[0]}")

@@ -278,7 +278,8 @@ def gpu_from_properties(properties: Any) -> Gpu:
     """The Gpu that ``torch.cuda.get_device_properties`` describes; TargetError if it has no kernels here."""
     target = target_of_capability(properties.major, properties.minor)
     if target is None:
-        runs = ", ".join(f"{t} (capability {a}.{b})" for t, (a, b) in SUPPORTED_TARGETS.items())
+        known = ((t, *SUPPORTED_TARGETS[t]) for t in BUILT_TARGETS)
+        runs = ", ".join(f"{target} (capability {a}.{b})" for target, a, b in known)
         raise TargetError(
             f"{properties.name} has compute capability {properties.major}.{properties.minor}, for which "
             f"cutegemm has no kernels; supported are {runs}"

@@ -148,7 +148,7 @@ def check_kind(tensor: object, name: str) -> None:
             f"{name} has dtype {plain.dtype}, kernels take {', '.join(allowed)}; convert it, e.g. with "
             f".to(torch.{allowed[0]})"
         )
-    if not plain.is_cuda:
+    if plain.device.type != "cuda":
         raise DeviceError(f"{name} lies on {plain.device}; move it to the GPU with .cuda()")
 
 

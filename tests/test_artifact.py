@@ -192,7 +192,7 @@ def test_a_variable_that_keeps_the_compiler_from_compiling_is_named():
     assert "unset" in said
 
 
-def test_a_full_temporary_folder_is_named(tmp_path, monkeypatch):
+def test_a_full_temporary_folder_is_named(tmp_path, monkeypatch, fill):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=9000))
     with pytest.raises(BuildError) as caught:
@@ -201,6 +201,8 @@ def test_a_full_temporary_folder_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
     with pytest.raises(BuildError, match=r"needs a temporary folder and none can be made .* set TMPDIR"):
         compiled(tiny.fill)
+    with pytest.raises(BuildError, match=r"through a temporary folder \(.*No such file.*\); .* set TMPDIR"):
+        cubin.disassemble(fill.cubin)
 
 
 def test_an_error_of_cutegemm_passes_unchanged():

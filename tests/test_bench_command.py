@@ -117,6 +117,11 @@ def arguments(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def test_dtypes_have_short_names() -> None:
+    parsed = arguments("64", "64", "64", "--dtype", "FP16", "--out-dtype", "fp32")
+    assert (parsed.dtype, parsed.out_dtype) == ("float16", "float32")
+
+
 @pytest.fixture
 def gemms(monkeypatch: pytest.MonkeyPatch) -> dict[Any, FakeGemm]:
     """What compiling a configuration gives, in this process; every other configuration works."""

@@ -138,7 +138,10 @@ def test_a_model_not_in_the_table_whose_driver_tells_nothing_gets_the_nearest_mo
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 1), (10, 3), (12, 0)])
 def test_a_gpu_of_another_architecture_is_refused_by_name(capability: tuple[int, int]) -> None:
     major, minor = capability
-    with pytest.raises(TargetError, match=rf"NVIDIA X1 has compute capability {major}\.{minor}.*sm_90a"):
+    with pytest.raises(
+        TargetError,
+        match=rf"NVIDIA X1 has compute capability {major}\.{minor}.*are sm_90a \(capability 9\.0\)$",
+    ):
         gpu_from_properties(properties(name="NVIDIA X1", major=major, minor=minor))
 
 

@@ -353,7 +353,7 @@ def _architecture(gpu: GpuState, built: Sequence[str]) -> Finding:
         return Finding(
             subject, "ok", f"{gpu.name}, {memory}, compute capability {capability}: runs {target} kernels."
         )
-    runs = " or ".join(f"{_dotted(c)} ({t})" for t, c in SUPPORTED_TARGETS.items())
+    runs = " or ".join(f"{_dotted(SUPPORTED_TARGETS[target])} ({target})" for target in built)
     return Finding(
         subject,
         "problem",
