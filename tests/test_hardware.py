@@ -205,3 +205,12 @@ def test_the_gpu_here_is_described() -> None:
     gpu = hardware.current_gpu()
     assert gpu.sms == torch.cuda.get_device_properties().multi_processor_count
     assert gpu.compute_capability == torch.cuda.get_device_capability()
+
+
+def test_clusters_that_run_at_once() -> None:
+    h200 = gpu_by_name("H200")
+    assert [h200.resident_clusters(ctas) for ctas in (1, 2, 4, 8)] == [132, 66, 31, 14]
+    for gpu in GPUS:
+        found = [gpu.resident_clusters(ctas) for ctas in (1, 2, 4, 8, 16)]
+        assert found[0] == gpu.sms
+        assert all(1 <= count <= gpu.sms // ctas for count, ctas in zip(found, (1, 2, 4, 8, 16), strict=True))

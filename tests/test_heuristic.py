@@ -59,7 +59,7 @@ def test_every_candidate_shown_is_legal_and_covers_the_problem(problem: GemmProb
     for estimate in heuristic.ranked(problem, gpu, 8):
         worked_out = legal_plan(estimate, problem)
         assert estimate.tiles >= tiles_needed(estimate.config, problem)
-        workers = gpu.sms // worked_out.cluster_ctas
+        workers = gpu.resident_clusters(worked_out.cluster_ctas)
         clusters = estimate.tiles // estimate.config.cluster_size
         assert estimate.waves == math.ceil(clusters / workers)
 
