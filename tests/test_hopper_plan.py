@@ -218,6 +218,7 @@ def test_too_many_accumulators() -> None:
     assert legal(GemmConfig(256, 192))
     alone = refusal(GemmConfig(256, 128, consumers=1))
     assert "the nearest legal tile_n is 96, or use 2 cooperative consumers" in alone
+    assert "2 cooperative consumers" not in refusal(GemmConfig(256, 256, consumers=1))  # 256 there too
     n_major = refusal(GemmConfig(128, 240, consumers=1), GemmProblem(None, None, None, b_major="n"))
     assert "the nearest legal tile_n is 192," in n_major  # 200 fits the registers, but not whole spans of N
 

@@ -200,12 +200,13 @@ def _check_registers(
     if registers > budget:
         unit = _tile_n_unit(config, problem, warpgroups[1])
         legal = budget * WARPGROUP_THREADS * sharing // config.tile_m // unit * unit
+        shared = accumulator_budget(2, problem.out_major, store_kind)
         beside = f" beside a {store_kind} store to an {problem.out_major}-major D" * (store_kind != "tma")
         raise ConfigError(
             f"tile {config.tile_m}x{config.tile_n} with {config.consumers} {config.schedule} consumer(s) "
             f"needs {registers} accumulator registers a thread, {budget} fit without spilling{beside}; "
             f"the nearest legal tile_n is {legal}"
-            + (", or use 2 cooperative consumers" if sharing == 1 else "")
+            + (", or use 2 cooperative consumers" if sharing == 1 and registers // 2 <= shared else "")
         )
     if config.tile_k == 128 and config.tile_m > 128 and problem.b_major == "n":
         raise ConfigError(
