@@ -1,7 +1,7 @@
 """compile() and matmul(): from a shape or two tensors to a Gemm."""
 
-import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -10,7 +10,7 @@ from cutegemm.errors import OperandTypeError, ProblemError, TargetError
 from cutegemm.fingerprint import dsl_version
 from cutegemm.gemm import Gemm
 from cutegemm.hardware import BUILT_TARGETS, current_target, normalise_target
-from cutegemm.operands import check_kind, contiguous_mode
+from cutegemm.operands import check_kind, contiguous_mode, strided_tensor
 from cutegemm.problem import DtypeLike, GemmProblem
 from cutegemm.scheduler import TileScheduler
 
@@ -70,23 +70,29 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
     """
     given = {"a": a, "b": b} if out is None else {"a": a, "b": b, "out": out}
     for name, tensor in given.items():
-        check_kind(tensor, name)
-        if tensor.dim() not in (2, 3):
+        if strided_tensor(tensor, name).dim() not in (2, 3):
             raise ProblemError(
                 f"{name} has {tensor.dim()} dimensions; matmul takes 2, or 3 with a leading batch mode"
             )
     out_major = "n" if out is None else contiguous_mode(out, "out", ("m", "n"))
-    gemm = _gemm_for(
+    kind = (
         a.dim() == 3,
         (a.dtype, b.dtype),
         a.dtype if out is None else out.dtype,
         (contiguous_mode(a, "a", ("m", "k")), contiguous_mode(b, "b", ("k", "n")), out_major),
         a.get_device(),
     )
+    gemm = _gemms.get(kind)
+    if gemm is None:
+        for name, tensor in given.items():
+            check_kind(tensor, name)
+        gemm = _gemms.setdefault(kind, _gemm_for(*kind))
     return gemm(a, b, out=out)
 
 
-@functools.cache
+_gemms: dict[tuple[Any, ...], Gemm] = {}  # those of matmul, by the kind of call
+
+
 def _gemm_for(
     batched: bool,
     dtypes: tuple[torch.dtype, torch.dtype],

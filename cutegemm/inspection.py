@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cutegemm.cache import KernelCache
     from cutegemm.config import GemmConfig
     from cutegemm.gemm import Gemm
+    from cutegemm.scheduler import TileScheduler
 
 DEFAULT_TARGET = "sm_90a"  # where there is no GPU to ask
 KERNEL_FACTS = ("target", "problem", "config", "scheduler")  # what tells one cached kernel from another
@@ -68,7 +69,7 @@ class Request:
         fields: dict[str, Any] = dict(self.config)
         return GemmConfig(**fields)
 
-    def compile(self) -> "Gemm":
+    def compile(self, scheduler: "TileScheduler | None" = None) -> "Gemm":
         """The Gemm; nothing is built yet. Raises what ``cutegemm.compile`` raises."""
         import cutegemm
 
@@ -80,6 +81,7 @@ class Request:
             a_major=a_major,
             b_major=b_major,
             out_major=out_major,
+            scheduler=scheduler,
             config=self.gemm_config(),
             target=self.resolved_target,
         )

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from cutegemm import heuristic
 from cutegemm.artifact import Artifact
@@ -65,6 +66,11 @@ class Kernels:
             scheduler = TileScheduler(assignment=SplitK(best.splits)) if best.splits > 1 else TileScheduler()
         return Choice(best.config, scheduler, store)
 
+    @cached_property
+    def _given_identity(self) -> str | None:
+        """Of the user's scheduler, if there is one. Found once: one from outside is tried out for it."""
+        return None if self.scheduler is None else scheduler_identity(self.scheduler)
+
     def artifact(self, choice: Choice) -> Artifact:
         """The compiled kernel: of this object, else from the cache, else built now. Raises BuildError."""
         artifact = self._artifacts.get(choice)
@@ -89,7 +95,7 @@ class Kernels:
     def _key(self, choice: Choice) -> KernelKey:
         """Cache key of a kernel: everything that shapes it, in words."""
         parts = (choice.plan(self.problem), self.problem.kind())
-        identity = scheduler_identity(choice.scheduler)
+        identity = self._given_identity or scheduler_identity(choice.scheduler)
         return kernel_key(f"{parts[0]!r}\n{parts[1]!r}\n{identity}", self.target)
 
 
