@@ -9,13 +9,14 @@ Opcode families live in modules of their own and enter themselves with ``@opcode
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from cutegemm.emulator.faults import UnknownInstructionError
+from cutegemm.emulator.flow import Reach, live_registers, roles
 from cutegemm.emulator.ptx import Module, Scope, Statement
-from cutegemm.emulator.values import ALL_LANES, mask_of, merge
+from cutegemm.emulator.values import ALL_BITS, bits_of, mask_of, merge
 
 BLOCKED = -1  # try the same instruction again once warp.wait is over
 DIVERGED = -2  # warp.split holds the branch target and the lanes that take it
@@ -46,6 +47,8 @@ class Program:
 
     ops         one closure for each statement, and one that ends a warp that runs past the last
     results     slots each statement writes; they are merged where only some lanes execute it
+    written     the same as a number with one bit for each slot
+    live        slots that a lane which is at a statement may still read, likewise
     template    initial register file: literals in place, everything else poisoned
     specials    slot of each special register, to be filled for each warp
     roles       for each op, what a warp that is there can still become: "producer", "consumer" or both: ""
@@ -54,6 +57,8 @@ class Program:
     module: Module
     ops: list[Op] = field(default_factory=list)
     results: list[tuple[int, ...]] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
+    live: list[int] = field(default_factory=list)
     template: list[Any] = field(default_factory=list)
     specials: dict[str, int] = field(default_factory=dict)
     param_offsets: dict[str, int] = field(default_factory=dict)
@@ -76,21 +81,29 @@ class Decoder:
         self._slots: dict[tuple[int, str], int] = {}
         self._literals: dict[tuple[str, int], int] = {}
         self._written: list[int] = []
+        self._read: list[int] = []
         self._place_params()
         self._place_shared(shared_base)
 
     def decode(self) -> Program:
         """All statements. Raises UnknownInstructionError at the first that cannot be executed."""
         program = self.program
+        read, replaced = [], []
         for statement in program.module.statements:
-            self._written = []
+            self._written, self._read = [], []
             op = self._one(statement)
             written = tuple(dict.fromkeys(s for s in self._written if s != SINK))
             program.ops.append(self._guarded(op, statement, written) if statement.guard else op)
             program.results.append(written)
+            program.written.append(_bits(written))
+            read.append(_bits(self._read))
+            replaced.append(0 if statement.guard else _bits(written))
         program.ops.append(lambda warp: EXITED)
         program.results.append(())
-        program.roles = _roles(program.module, [self._jump(s) for s in program.module.statements])
+        program.written.append(0)
+        reach = Reach.of(program.module.statements, [self._jump(s) for s in program.module.statements])
+        program.live = live_registers(reach, read, replaced)
+        program.roles = roles(program.module.statements, reach)
         return program
 
     def _jump(self, statement: Statement) -> int | None:
@@ -129,6 +142,7 @@ class Decoder:
             if text.startswith("%"):
                 return self._special(text)
             raise self.unknown(statement, f"the operand {text!r} is not known")
+        self._read.append(slot)
         return slot
 
     def result(self, text: str, statement: Statement) -> int:
@@ -139,6 +153,13 @@ class Decoder:
         if slot is None:
             raise self.unknown(statement, f"the result {text!r} is no register")
         self._written.append(slot)
+        return slot
+
+    def updated(self, text: str, statement: Statement) -> int:
+        """Slot of a register that is read now and written some time later, by no lane in particular."""
+        slot = self.result(text, statement)
+        self._written.remove(slot)
+        self._read.append(slot)
         return slot
 
     def vector(self, text: str) -> list[str]:
@@ -235,47 +256,33 @@ class Decoder:
             value = warp.r[predicate]
             if isinstance(value, bool):
                 return op(warp) if value != negated else None
-            before = warp.mask
-            active = (~value if negated else value) & (ALL_LANES if before is None else before)
-            if not active.any():
+            before = warp.bits
+            active = (bits_of(value) ^ (ALL_BITS if negated else 0)) & before
+            if not active:
                 return None
-            if active.all():
+            if active == before:
                 return op(warp)
             old = [warp.r[slot] for slot in written]
-            warp.set_mask(active)
+            warp.execute_as(active)
+            mask = warp.active()
             try:
                 outcome = op(warp)
             finally:
-                warp.set_mask(before)
+                warp.execute_as(before)
             if outcome is not None:
                 raise self.unknown(statement, "it may wait, and some lanes skip it")
             for slot, value in zip(written, old, strict=True):
-                warp.r[slot] = merge(active, warp.r[slot], value)
+                warp.r[slot] = merge(mask, warp.r[slot], value)
             return None
 
         return run
 
 
-def _roles(module: Module, jumps: list[int | None]) -> list[str]:
-    """Who a warp is, by what it can still reach: TMA loads only, or WGMMAs only."""
-    count = len(module.statements)
-    loads, multiplies = [False] * (count + 1), [False] * (count + 1)
-    changed = True
-    while changed:
-        changed = False
-        for pc in reversed(range(count)):
-            statement = module.statements[pc]
-            reached = {jump for jump in (jumps[pc],) if jump is not None}
-            ends = statement.opcode.split(".")[0] in ("bra", "ret", "exit")
-            if not ends or statement.guard is not None:
-                reached.add(pc + 1)
-            load = "mbarrier::complete_tx::bytes" in statement.opcode or any(loads[n] for n in reached)
-            multiply = "mma_async" in statement.opcode or any(multiplies[n] for n in reached)
-            if (load, multiply) != (loads[pc], multiplies[pc]):
-                loads[pc], multiplies[pc] = load, multiply
-                changed = True
-    names = {(True, False): "producer", (False, True): "consumer"}
-    return [names.get(pair, "") for pair in zip(loads, multiplies, strict=True)]
+def _bits(slots: Iterable[int]) -> int:
+    bits = 0
+    for slot in slots:
+        bits |= 1 << slot
+    return bits
 
 
 def _guarded_branch(op: Op, predicate: int, negated: bool) -> Op:
@@ -285,15 +292,13 @@ def _guarded_branch(op: Op, predicate: int, negated: bool) -> Op:
         value = warp.r[predicate]
         if isinstance(value, bool):
             return op(warp) if value != negated else None
-        taken = ~value if negated else value
-        if warp.mask is not None:
-            taken = taken & warp.mask
-        count = int(taken.sum())
-        if count == 0:
+        taken = (bits_of(value) ^ (ALL_BITS if negated else 0)) & warp.bits
+        if not taken:
             return None
-        if count == (32 if warp.mask is None else int(warp.mask.sum())):
+        if taken == warp.bits:
             return op(warp)
-        warp.split = (op(warp), taken)
+        target = op(warp)
+        warp.split = (EXITED if target is None else target, taken)
         return DIVERGED
 
     return run

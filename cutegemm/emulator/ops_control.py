@@ -7,7 +7,7 @@ import numpy as np
 from cutegemm.emulator.decode import EXITED, Decoder, Op, opcode
 from cutegemm.emulator.mbarrier import RendezvousWait
 from cutegemm.emulator.ptx import Statement
-from cutegemm.emulator.values import LANE_NUMBERS, LANES, lanes, predicate_lanes
+from cutegemm.emulator.values import LANE_NUMBERS, LANES, lanes, lanes_of, predicate_lanes
 
 
 @opcode("bra")
@@ -53,15 +53,10 @@ def _elect(statement: Statement, decoder: Decoder) -> Op:
     lane, _, chosen = statement.operands[0].partition("|")
     d = decoder.result(lane.strip(), statement)
     p = decoder.result(chosen.strip(), statement)
-    elected = LANE_NUMBERS == 0
-
     def op(warp: Any) -> int | None:
         if warp.must_converge():
             return warp.wait_for_lanes()
-        if warp.mask is None:
-            warp.r[d], warp.r[p] = 0, elected
-        else:
-            warp.r[d], warp.r[p] = warp.first, warp.first == LANE_NUMBERS
+        warp.r[d], warp.r[p] = warp.first, lanes_of(1 << warp.first)
         return None
 
     return op
@@ -176,7 +171,7 @@ def _cluster_arrive(statement: Statement, decoder: Decoder) -> Op:
     def op(warp: Any) -> None:
         cluster = warp.cta.cluster
         generation = warp.cta.machine.hooks.arrive(
-            warp, cluster.barrier, int(warp.active().sum()), cluster.threads
+            warp, cluster.barrier, warp.bits.bit_count(), cluster.threads
         )
         warp.pending["cluster"] = RendezvousWait(cluster.barrier, generation)
 

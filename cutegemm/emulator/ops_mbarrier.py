@@ -74,7 +74,7 @@ def _arrive(statement: Statement, decoder: Decoder) -> Op:
         address, amount = warp.r[base], warp.r[n]
         hooks = warp.cta.machine.hooks
         if type(address) is int and type(amount) is int:
-            places = [(address + offset, amount, 32 if warp.mask is None else int(warp.mask.sum()))]
+            places = [(address + offset, amount, warp.bits.bit_count())]
         else:
             active = warp.active()
             pairs = zip(lanes(address, 64)[active].tolist(), lanes(amount, 32)[active].tolist(), strict=True)

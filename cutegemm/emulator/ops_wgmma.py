@@ -22,8 +22,7 @@ def _issue(statement: Statement, decoder: Decoder) -> Op:
     if shape is None or parts[5:] not in (["f32", "bf16", "bf16"], ["f32", "f16", "f16"]):
         raise decoder.unknown(statement)
     operands = statement.operands
-    slots = tuple(decoder.result(text, statement) for text in decoder.vector(operands[0]))
-    decoder._written.clear()  # lanes never part here, and the registers are written when the MMA is done
+    slots = tuple(decoder.updated(text, statement) for text in decoder.vector(operands[0]))
     a, b = (decoder.source(text, statement, 64) for text in operands[1:3])
     if operands[1].startswith("{") or len(operands) != 8 or operands[4:6] != ("1", "1"):
         raise decoder.unknown(statement, "operands in registers or negated operands")

@@ -4,6 +4,7 @@ Integers are unsigned and cut to their width, predicates are bool, float registe
 are never changed in place: an instruction makes a new one, so registers may share them.
 """
 
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ UNSIGNED = {1: np.bool_, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint6
 SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 LANE_NUMBERS = np.arange(LANES, dtype=np.uint32)
 ALL_LANES = np.ones(LANES, dtype=bool)
+ALL_BITS = (1 << LANES) - 1
 
 
 def mask_of(bits: int) -> int:
@@ -42,6 +44,19 @@ def lanes(value: Value, bits: int) -> Lanes:
     if isinstance(value, int):
         return np.full(LANES, value & mask_of(bits), dtype=UNSIGNED[bits])
     return as_bits(value, bits)
+
+
+def bits_of(flags: Lanes) -> int:
+    """A set of lanes as a number with one bit for each."""
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
+
+
+@lru_cache(maxsize=4096)
+def lanes_of(bits: int) -> Lanes:
+    """The set of lanes as an array of bool; not to be written to."""
+    flags = bits >> np.arange(LANES, dtype=np.uint64) & np.uint64(1) != 0
+    flags.setflags(write=False)
+    return flags
 
 
 def predicate_lanes(value: bool | Lanes) -> Lanes:

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from cutegemm.emulator.decode import BLOCKED, DIVERGED, EXITED, Program
 from cutegemm.emulator.faults import ConvergenceError
-from cutegemm.emulator.values import ALL_LANES, LANES, Lanes, merge
+from cutegemm.emulator.values import ALL_BITS, ALL_LANES, Lanes, lanes_of, merge
 
 
 class Wait(Protocol):
@@ -20,10 +20,10 @@ class Wait(Protocol):
 
 @dataclass(eq=False)
 class Group:
-    """Lanes that are at the same instruction; ``wait`` while that instruction cannot go on."""
+    """Lanes (one bit each) that are at the same instruction; ``wait`` while that cannot go on."""
 
     pc: int
-    mask: Lanes
+    bits: int
     wait: Wait | None = None
 
 
@@ -62,7 +62,8 @@ class Warp:
 
     r       register file; see values.py
     pc      next instruction while all lanes are together
-    mask    lanes that execute, None for all 32
+    bits    lanes that execute, one bit each
+    mask    the same as an array, None for all 32
     groups  where lanes are while they are not together
     clock   cycles of the cost model
     """
@@ -73,9 +74,10 @@ class Warp:
         self.index = index
         self.r: list[Any] = program.template.copy()
         self.pc = 0
+        self.bits = ALL_BITS
         self.mask: Lanes | None = None
         self.first = 0
-        self.split: tuple[int, Lanes] | None = None
+        self.split: tuple[int, int] = (0, 0)
         self.groups: list[Group] = []
         self.wait: Wait | None = None
         self.pending: dict[Any, Any] = {}
@@ -104,10 +106,11 @@ class Warp:
         pc = min((group.pc for group in self.groups), default=self.pc)
         return self.program.statement(pc).where
 
-    def set_mask(self, mask: Lanes | None) -> None:
+    def execute_as(self, bits: int) -> None:
         """Makes these the executing lanes."""
-        self.mask = mask
-        self.first = 0 if mask is None else int(mask.argmax())
+        self.bits = bits
+        self.mask = None if bits == ALL_BITS else lanes_of(bits)
+        self.first = (bits & -bits).bit_length() - 1
 
     def scalar(self, value: Any) -> int:
         """The value in the lowest executing lane."""
@@ -160,20 +163,19 @@ class Warp:
             elif following == BLOCKED:
                 return count
             elif following == DIVERGED:
-                target, taken = self.split or (0, ALL_LANES)
-                self._part(Group(self.pc, ALL_LANES), target, taken)
+                self._part(Group(self.pc, ALL_BITS), *self.split)
                 return count + 1
             else:
                 self.done = True
                 return count + 1
         return quantum
 
-    def _part(self, group: Group, target: int, taken: Lanes) -> None:
+    def _part(self, group: Group, target: int, taken: int) -> None:
         """Divides a group at a branch; lanes that exit leave."""
         if group in self.groups:
             self.groups.remove(group)
-        rest = group.mask & ~taken
-        if rest.any():
+        rest = group.bits & ~taken
+        if rest:
             self._join(Group(group.pc + 1, rest))
         if target != EXITED:
             self._join(Group(target, taken))
@@ -182,7 +184,7 @@ class Warp:
     def _join(self, group: Group) -> None:
         for other in self.groups:
             if other.pc == group.pc:
-                other.mask = other.mask | group.mask
+                other.bits |= group.bits
                 other.wait = None
                 return
         self.groups.append(group)
@@ -191,11 +193,11 @@ class Warp:
         """Back to running together when all 32 lanes are in one place; done when none is left."""
         if not self.groups:
             self.done = True
-        elif len(self.groups) == 1 and self.groups[0].mask.sum() == LANES:
+        elif self.groups[0].bits == ALL_BITS:
             self.pc = self.groups[0].pc
             self.groups = []
             self._running = None
-            self.set_mask(None)
+            self.execute_as(ALL_BITS)
 
     def _run_apart(self, quantum: int) -> int:
         count = 0
@@ -215,23 +217,27 @@ class Warp:
             group.wait = None
             count += self._run_group(group, quantum - count)
         if self.groups and self.wait is None:
-            self.set_mask(None)
+            self.execute_as(ALL_BITS)
         return count
 
     def _run_group(self, group: Group, quantum: int) -> int:
         """Runs one group until it meets another, waits, parts or ends."""
-        program, r = self.program, self.r
+        program = self.program
         self._running = group
-        self.set_mask(group.mask)
-        limit = min((g.pc for g in self.groups if g is not group), default=1 << 60)
+        self.execute_as(group.bits)
+        limit = 1 << 60
+        needed = 0  # registers the other lanes will read: what they hold there must stay
+        for other in self.groups:
+            if other is not group:
+                limit = min(limit, other.pc)
+                needed |= program.live[other.pc]
         if limit <= group.pc:
             limit = group.pc + 1
         for count in range(1, quantum + 1):
-            written = program.results[group.pc]
-            old = [r[slot] for slot in written]
-            following = program.ops[group.pc](self)
-            for slot, value in zip(written, old, strict=True):
-                r[slot] = merge(group.mask, r[slot], value)
+            if program.written[group.pc] & needed:
+                following = self._run_beside(group.pc, needed)
+            else:
+                following = program.ops[group.pc](self)
             if following is None or following >= 0:
                 place = group.pc + 1 if following is None else following
                 if place < limit and count < quantum:
@@ -247,12 +253,21 @@ class Warp:
                 group.wait, self.wait = self.wait, None
                 return count - 1
             elif following == DIVERGED:
-                self._part(group, *(self.split or (0, ALL_LANES)))
+                self._part(group, *self.split)
                 return count
             else:
-                self._part(group, EXITED, group.mask)
+                self._part(group, EXITED, group.bits)
                 return count
         return quantum
+
+    def _run_beside(self, pc: int, needed: int) -> int | None:
+        """Executes one instruction for the executing lanes; the others keep the registers they need."""
+        r, mask = self.r, self.active()
+        kept = [(slot, r[slot]) for slot in self.program.results[pc] if needed >> slot & 1]
+        following = self.program.ops[pc](self)
+        for slot, value in kept:
+            r[slot] = merge(mask, r[slot], value)
+        return following
 
     def wait_for_lanes(self) -> int:
         """For a convergent instruction met by only some lanes: they wait for the others."""
