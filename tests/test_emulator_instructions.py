@@ -24,7 +24,7 @@ from cutegemm.emulator.ptx import parse
 from cutegemm.emulator.run import program_of
 from cutegemm.emulator.tma import decode_map, swizzled_units, write_box
 from cutegemm.emulator.values import bfloat16_bits
-from cutegemm.emulator.wgmma import to_fragment
+from cutegemm.emulator.wgmma import to_fragments
 
 HEADER = """
 .version 8.8
@@ -345,12 +345,12 @@ def test_a_tma_store_writes_whole_16_byte_units() -> None:
 
 
 def test_a_fragment_holds_every_element_once() -> None:
-    tile = np.arange(16 * 24, dtype=np.float32).reshape(16, 24)
-    block = to_fragment(tile)
-    assert block.shape == (12, 32)
-    # register 4j + 2h + e of lane 4g + q: row 8h + g, column 8j + 2q + e
-    assert block[4 * 2 + 2 * 1 + 1, 4 * 5 + 3] == tile[8 + 5, 16 + 6 + 1]
-    assert sorted(block.ravel().tolist()) == list(range(16 * 24))
+    tile = np.arange(64 * 24, dtype=np.float32).reshape(64, 24)
+    blocks = to_fragments(tile)
+    assert blocks.shape == (4, 12, 32)
+    # register 4j + 2h + e of lane 4g + q of warp w: row 16w + 8h + g, column 8j + 2q + e
+    assert blocks[3, 4 * 2 + 2 * 1 + 1, 4 * 5 + 3] == tile[48 + 8 + 5, 16 + 6 + 1]
+    assert sorted(blocks.ravel().tolist()) == list(range(64 * 24))
 
 
 def test_llvm_types_have_their_natural_layout() -> None:

@@ -8,6 +8,7 @@ Costs are counted in cycles by a simple model: a TMA unit and a tensor core per 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from cutegemm.emulator import mma as mmas
@@ -15,6 +16,7 @@ from cutegemm.emulator.mbarrier import Mbarrier, Rendezvous
 from cutegemm.emulator.tma import TensorMap, put_box, read_box, take_box, write_box
 from cutegemm.emulator.trace import Trace
 from cutegemm.emulator.values import Lanes
+from cutegemm.emulator.wgmma import start_of
 
 # Cycles of the cost model, about those of an H200: latency of a TMA load, bytes per cycle and SM from the
 # second-level cache, cycles of an instruction that synchronises.
@@ -102,7 +104,7 @@ class Engines:
     def arrive(self, warp: Any, barrier: Rendezvous, threads: int, expected: int) -> int:
         """A warp's threads arrive at a barrier that counts threads."""
         self.machine.events += 1
-        return barrier.arrive(threads, expected, warp.name, warp.here(), warp.clock)
+        return barrier.arrive(threads, expected, warp, warp.site(), warp.clock)
 
     def acquire(self, warp: Any, barrier: Rendezvous) -> None:
         """A warp leaves such a barrier."""
@@ -112,7 +114,7 @@ class Engines:
         """``count`` arrivals of a warp."""
         self.machine.events += 1
         warp.clock += SYNC_CYCLES
-        barrier.arrive(count, warp, warp.here(), warp.clock)
+        barrier.arrive(count, warp, warp.site(), warp.clock)
 
     def expect(self, warp: Any, barrier: Mbarrier, tx: int) -> None:
         """A warp announces bytes."""
@@ -132,11 +134,11 @@ class Engines:
 
     def load(self, warp: Any, cta: Any, offsets: Lanes, width: int) -> Lanes:
         """Lanes read shared memory."""
-        return cta.shared.load(offsets, width, warp.here())
+        return cta.shared.load(offsets, width, warp.site())
 
     def store(self, warp: Any, cta: Any, offsets: Lanes, values: Lanes, width: int) -> None:
         """Lanes write shared memory."""
-        cta.shared.store(offsets, values, width, warp.here())
+        cta.shared.store(offsets, values, width, warp.site())
         self.machine.events += 1
 
     # --- TMA -------------------------------------------------------------------------------------------
@@ -150,7 +152,7 @@ class Engines:
         targets: list[tuple[Any, Mbarrier]],
     ) -> None:
         """A box to the same offset in each target CTA; each target's barrier gets its bytes."""
-        where = warp.here()
+        where = warp.site()
         begin = max(warp.clock, warp.cta.tma_free)
         warp.cta.tma_free = begin + tensor_map.box_bytes // LOAD_BYTES_PER_CYCLE
         finish = warp.cta.tma_free + LOAD_LATENCY
@@ -159,16 +161,18 @@ class Engines:
             warp, "load", f"{tensor_map.box_bytes} B at {coordinates}", begin, finish, engine="TMA load"
         )
         warp.clock += SYNC_CYCLES
-        for cta, barrier in targets:
+        boxes: list[Lanes] = []  # read once for all targets, when the first of them gets it
 
-            def deliver(cta: Any = cta, barrier: Mbarrier = barrier) -> None:
-                box = read_box(tensor_map, coordinates, self.machine.memory, where)
-                put_box(tensor_map, box, cta.shared, offset, where)
-                self.machine.events += 1
-                self.load_ends(barrier, token)
-                barrier.complete(tensor_map.box_bytes, warp, finish)
+        def deliver(cta: Any, barrier: Mbarrier) -> None:
+            if not boxes:
+                boxes.append(read_box(tensor_map, coordinates, self.machine.memory, where))
+            put_box(tensor_map, boxes[0], cta.shared, offset, where)
+            self.machine.events += 1
+            self.load_ends(barrier, token)
+            barrier.complete(tensor_map.box_bytes, warp, finish)
 
-            self.start(Task(deliver, deliver))
+        for target in targets:
+            self.start(Task(object(), partial(deliver, *target)))
 
     def load_begins(
         self, warp: Any, tensor_map: TensorMap, offset: int, targets: list[tuple[Any, Mbarrier]]
@@ -181,7 +185,7 @@ class Engines:
 
     def tma_store(self, warp: Any, tensor_map: TensorMap, coordinates: tuple[int, ...], offset: int) -> None:
         """A box from shared memory; it is read at some time before the wait for its group."""
-        where = warp.here()
+        where = warp.site()
         cta = warp.cta
 
         def work() -> None:
@@ -250,7 +254,7 @@ class Engines:
         self.trace.add(
             warp,
             "mma",
-            f"{len(group.mmas)} x m64n{first.kind.n}k16, A at {first.a.start}, B at {first.b.start}",
+            f"{len(group.mmas)} x m64n{first.kind.n}k16, A at {start_of(first.a)}, B at {start_of(first.b)}",
             begin,
             group.finish,
             engine="tensor core",

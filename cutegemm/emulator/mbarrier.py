@@ -46,7 +46,7 @@ class Mbarrier:
         names = [f"{what}{warp.name}" for what, warp in self.suppliers]
         return ", ".join(names[:12]) or "nobody so far"
 
-    def arrive(self, count: int, by: Any, where: str, clock: int) -> None:
+    def arrive(self, count: int, by: Any, where: object, clock: int) -> None:
         """``count`` arrivals of a warp. Raises BarrierCountError if the phase expects fewer."""
         self.suppliers["", by] = None
         if count > self.pending:
@@ -118,13 +118,13 @@ class Rendezvous:
     expected: int = 0
     arrived: int = 0
     generation: int = 0
-    members: list[str] = field(default_factory=list)
+    members: list[Any] = field(default_factory=list)
     clock: int = 0
     next_clock: int = 0
     release: Any = None
     next_release: Any = None
 
-    def arrive(self, threads: int, expected: int, by: str, where: str, clock: int) -> int:
+    def arrive(self, threads: int, expected: int, by: Any, where: object, clock: int) -> int:
         """Counts a warp's threads; returns the generation it waits for. Raises BarrierCountError."""
         if self.arrived and self.expected != expected:
             raise BarrierCountError(
@@ -137,12 +137,16 @@ class Rendezvous:
         if self.arrived > expected:
             raise BarrierCountError(
                 f"{where}: {self.arrived} threads arrived at {self.name}, which expects {expected}: "
-                + ", ".join(self.members)
+                + self.who()
             )
         self.next_clock = max(self.next_clock, clock)
         waiting_for = self.generation
         self.check()
         return waiting_for
+
+    def who(self) -> str:
+        """The warps that are there."""
+        return ", ".join(warp.name for warp in self.members)
 
     def check(self) -> None:
         """Opens if everyone is there."""
@@ -172,6 +176,4 @@ class RendezvousWait:
     def describe(self) -> str:
         """See warp.Wait."""
         barrier = self.barrier
-        return f"{barrier.name}: {barrier.arrived} of {barrier.expected} threads are there: " + ", ".join(
-            barrier.members
-        )
+        return f"{barrier.name}: {barrier.arrived} of {barrier.expected} threads are there: {barrier.who()}"

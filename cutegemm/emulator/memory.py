@@ -16,6 +16,7 @@ RANK_SHIFT = 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
 SHARED_BASE = 1024  # where a CTA's own shared memory begins; what is below belongs to the system
 PAGE = 1024  # granularity at which changes of shared memory are noticed
+CHUNK = np.complex128  # stands for any 16 bytes: moved as one element, never computed with
 
 
 @dataclass
@@ -74,7 +75,7 @@ class GlobalMemory:
                 return region
         return None
 
-    def locate(self, low: int, high: int, what: str) -> Region:
+    def locate(self, low: int, high: int, what: object) -> Region:
         """The region of [low, high). Raises OutOfBoundsError."""
         region = self.find(low, high)
         if region is None:
@@ -85,18 +86,18 @@ class GlobalMemory:
             )
         return region
 
-    def load(self, addresses: Lanes, width: int, what: str) -> Lanes:
+    def load(self, addresses: Lanes, width: int, what: object) -> Lanes:
         """Elements of ``width`` bytes at each address, as unsigned numbers."""
         region, index = self._index(addresses, width, what)
         return region.view(width)[index]
 
-    def store(self, addresses: Lanes, values: Lanes, width: int, what: str) -> None:
+    def store(self, addresses: Lanes, values: Lanes, width: int, what: object) -> None:
         """Writes elements of ``width`` bytes; of equal addresses the last wins."""
         region, index = self._index(addresses, width, what)
         region.view(width)[index] = values
         self.writes += 1
 
-    def _index(self, addresses: Lanes, width: int, what: str) -> tuple[Region, Lanes]:
+    def _index(self, addresses: Lanes, width: int, what: object) -> tuple[Region, Lanes]:
         region = self.locate(int(addresses.min()), int(addresses.max()) + width, what)
         offsets = addresses.astype(np.int64) - region.base
         if (offsets % width).any():
@@ -117,13 +118,14 @@ class SharedMemory:
         self.end = end
         size = -(-end // PAGE) * PAGE
         self.data = np.full(size, 0xFF, dtype=np.uint8)
-        self.chunks = self.data.view(np.uint64).reshape(-1, 2)
+        self.chunks = self.data.view(CHUNK)
         self.views: dict[int, Lanes] = {
             1: self.data,
             2: self.data.view(np.uint16),
             4: self.data.view(np.uint32),
+            8: self.data.view(np.uint64),
+            16: self.chunks,
         }
-        self.views[8] = self.data.view(np.uint64)
         self.pages = [0] * (size // PAGE)
         self.version = 0
 
@@ -133,7 +135,7 @@ class SharedMemory:
         first, last = low // PAGE, -(-high // PAGE)
         self.pages[first:last] = [self.version] * (last - first)
 
-    def check(self, low: int, high: int, what: str) -> None:
+    def check(self, low: int, high: int, what: object) -> None:
         """Raises OutOfBoundsError unless [low, high) is the CTA's."""
         if low < SHARED_BASE or high > self.end:
             raise OutOfBoundsError(
@@ -141,7 +143,7 @@ class SharedMemory:
                 f"{high - SHARED_BASE - 1}; it has {self.end - SHARED_BASE} bytes"
             )
 
-    def _index(self, offsets: Lanes, width: int, what: str) -> Lanes:
+    def _index(self, offsets: Lanes, width: int, what: object) -> Lanes:
         low, high = int(offsets.min()), int(offsets.max()) + width
         self.check(low, high, what)
         if (offsets % width).any():
@@ -151,11 +153,11 @@ class SharedMemory:
             )
         return offsets // width
 
-    def load(self, offsets: Lanes, width: int, what: str) -> Lanes:
+    def load(self, offsets: Lanes, width: int, what: object) -> Lanes:
         """Elements of ``width`` bytes at each offset, as unsigned numbers."""
         return self.views[width][self._index(offsets, width, what)]
 
-    def store(self, offsets: Lanes, values: Lanes, width: int, what: str) -> None:
+    def store(self, offsets: Lanes, values: Lanes, width: int, what: object) -> None:
         """Writes elements of ``width`` bytes."""
         self.views[width][self._index(offsets, width, what)] = values
         self.touched(int(offsets.min()), int(offsets.max()) + width)

@@ -1,14 +1,14 @@
 """MMAs in flight: what a warp has issued, and the arithmetic when a group of them runs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cutegemm.emulator.faults import RaceError
-from cutegemm.emulator.memory import PAGE
 from cutegemm.emulator.values import Lanes, lanes
-from cutegemm.emulator.wgmma import Operand, gather, multiply, to_fragment, units_of
+from cutegemm.emulator.wgmma import WARP_ROWS, Footprint, footprint, gather, multiply, to_fragments
 
 
 class InFlight:
@@ -35,13 +35,21 @@ class Kind:
     b_along_n: bool
 
 
-@dataclass(frozen=True)
-class Mma:
-    """One issued instruction; ``slots`` are its accumulator registers."""
+    def a_of(self, mmas: "list[Mma]") -> Footprint:
+        """Where A lies, all 64 rows of it, over the steps of some MMAs."""
+        return footprint(tuple(mma.a for mma in mmas), 4 * WARP_ROWS, self.a_along_m)
+
+    def b_of(self, mmas: "list[Mma]") -> Footprint:
+        """Where B lies, over the steps of some MMAs."""
+        return footprint(tuple(mma.b for mma in mmas), self.n, self.b_along_n)
+
+
+class Mma(NamedTuple):
+    """One issued instruction: operand descriptors, and its accumulator registers as ``slots``."""
 
     kind: Kind
-    a: Operand
-    b: Operand
+    a: int
+    b: int
     slots: tuple[int, ...]
     accumulate: bool
     where: str
@@ -65,11 +73,13 @@ class MmaQueue:
     open     issued and not committed
     groups   committed and not waited for
     blocks   accumulators of MMAs in flight, by their registers: (registers, lanes) of float32
+    settled  accumulators as they were put into registers, which they still fill if nobody wrote to those
     """
 
     open: list[Mma] = field(default_factory=list)
     groups: list[MmaGroup] = field(default_factory=list)
     blocks: dict[tuple[int, ...], Lanes | None] = field(default_factory=dict)
+    settled: dict[tuple[int, ...], tuple[Lanes, list[Lanes]]] = field(default_factory=dict)
 
 
 def queue_of(warp: Any) -> MmaQueue:
@@ -87,15 +97,22 @@ def commit(warp: Any, queue: MmaQueue) -> MmaGroup:
     for mma in group.mmas:
         if mma.slots in queue.blocks:
             continue
-        queue.blocks[mma.slots] = (
-            np.stack([lanes(warp.r[slot], 32) for slot in mma.slots]).view(np.float32)
-            if mma.accumulate
-            else None
-        )
+        queue.blocks[mma.slots] = _accumulators(warp, queue, mma.slots) if mma.accumulate else None
+        in_flight = InFlight(warp, mma.where)
         for slot in mma.slots:
-            warp.r[slot] = InFlight(warp, mma.where)
+            warp.r[slot] = in_flight
     queue.groups.append(group)
     return group
+
+
+def _accumulators(warp: Any, queue: MmaQueue, slots: tuple[int, ...]) -> Lanes:
+    """What the registers hold, (registers, lanes) of float32."""
+    r = warp.r
+    block, rows = queue.settled.pop(slots, (None, []))
+    if block is not None and all(r[slot] is row for slot, row in zip(slots, rows, strict=True)):
+        return block
+    stacked: Lanes = np.stack([lanes(r[slot], 32) for slot in slots]).view(np.float32)
+    return stacked
 
 
 def wait(warp: Any, queue: MmaQueue, pending: int) -> list[MmaGroup]:
@@ -109,8 +126,10 @@ def wait(warp: Any, queue: MmaQueue, pending: int) -> list[MmaGroup]:
         for slots in group.slots - busy:
             block = queue.blocks.pop(slots, None)
             if block is not None:
-                for slot, row in zip(slots, list(block.view(np.uint32)), strict=True):
+                rows = list(block.view(np.uint32))
+                for slot, row in zip(slots, rows, strict=True):
                     warp.r[slot] = row
+                queue.settled[slots] = (block, rows)
     return complete
 
 
@@ -126,33 +145,34 @@ def run(warp: Any, queue: MmaQueue, group: MmaGroup) -> None:
             series.pop(mma.slots, None)
         series.setdefault(mma.slots, []).append(mma)
     for slots, mmas in series.items():
-        product = to_fragment(_product(warp, mmas))
+        product = _products(warp.cta, mmas)[warp.index % 4]
         before = queue.blocks[slots]
-        if mmas[0].accumulate and before is not None:
-            product = product + before
-        queue.blocks[slots] = np.ascontiguousarray(product)
+        queue.blocks[slots] = product + before if mmas[0].accumulate and before is not None else product
 
 
-def _product(warp: Any, mmas: list[Mma]) -> Lanes:
-    """This warp's 16 rows of the sum of products."""
+def _products(cta: Any, mmas: list[Mma]) -> Lanes:
+    """The sum of products of a warpgroup's four warps, as its registers hold it: (warps, registers, lanes)."""
     kind = mmas[0].kind
-    shared = warp.cta.shared
-    a_units = units_of(tuple(mma.a for mma in mmas), warp.index % 4)
-    a = gather(shared, a_units, kind.a_along_m, kind.operand)
-    return multiply(a, _shared_operand(warp.cta, tuple(mma.b for mma in mmas), kind))
+    a, b = kind.a_of(mmas), kind.b_of(mmas)
+
+    def compute() -> Lanes:
+        left = gather(cta.shared, a, kind.operand)
+        right = _while_unchanged(cta, (b,), kind.operand, lambda: gather(cta.shared, b, kind.operand))
+        return to_fragments(multiply(left, right))
+
+    return _while_unchanged(cta, (a, b), kind.operand, compute)
 
 
-def _shared_operand(cta: Any, operands: tuple[Operand, ...], kind: Kind) -> Lanes:
-    """B as float32, decoded once for all warps that use it while its bytes stay."""
-    key = (operands, kind.operand)
-    known = cta.operands.get(key)
+def _while_unchanged(
+    cta: Any, places: tuple[Footprint, ...], kind: str, compute: Callable[[], Lanes]
+) -> Lanes:
+    """What is computed from parts of shared memory, once for all warps that ask while their bytes stay."""
     pages = cta.shared.pages
-    if known is not None:
-        first, last, versions, matrix = known
-        if pages[first:last] == versions:
-            return matrix
-    units = units_of(operands)
-    matrix = gather(cta.shared, units, kind.b_along_n, kind.operand)
-    first, last = int(units.min()) * 16 // PAGE, int(units.max()) * 16 // PAGE + 1
-    cta.operands[key] = (first, last, pages[first:last], matrix)
-    return matrix
+    versions = [pages[place.first : place.end] for place in places]
+    key = (kind, *map(id, places))
+    known = cta.operands.get(key)
+    if known is not None and known[0] == versions:
+        return known[2]
+    value = compute()
+    cta.operands[key] = (versions, places, value)  # the places are kept so that no other gets their id
+    return value

@@ -33,7 +33,7 @@ def _init(statement: Statement, decoder: Decoder) -> Op:
         address = warp.scalar(warp.r[base]) + offset
         cta = warp.cta.cluster.cta_of(rank_of(address), warp)
         where = offset_of(address)
-        cta.shared.check(where, where + 8, warp.here())
+        cta.shared.check(where, where + 8, warp.site())
         cta.mbarriers[where] = Mbarrier(
             where, warp.scalar(warp.r[n]), cta, label=cta.machine.barrier_labels.get(where - SHARED_BASE, "")
         )

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cutegemm.emulator.decode import PARAM_SPACE, SINK, Decoder, Op, opcode
-from cutegemm.emulator.memory import RANK_SHIFT, offset_of
+from cutegemm.emulator.memory import CHUNK, OFFSET_MASK, RANK_SHIFT, offset_of, rank_of
 from cutegemm.emulator.ops_integer import type_of
 from cutegemm.emulator.ptx import Statement
 from cutegemm.emulator.values import (
@@ -84,7 +84,7 @@ def read(warp: Any, addresses: Lanes, width: int, space: str) -> Lanes:
     """Elements at each address of global or shared memory."""
     machine = warp.cta.machine
     if space == "global" or (space == "generic" and int(addresses[0]) >= SHARED_END):
-        return machine.memory.load(addresses, width, warp.here())
+        return machine.memory.load(addresses, width, warp.site())
     return _by_cta(warp, addresses, lambda cta, offsets, _: machine.hooks.load(warp, cta, offsets, width))
 
 
@@ -92,7 +92,7 @@ def write(warp: Any, addresses: Lanes, values: Lanes, width: int, space: str) ->
     """Writes elements at each address of global or shared memory."""
     machine = warp.cta.machine
     if space == "global" or (space == "generic" and int(addresses[0]) >= SHARED_END):
-        machine.memory.store(addresses, values, width, warp.here())
+        machine.memory.store(addresses, values, width, warp.site())
         machine.events += 1
         return
 
@@ -105,12 +105,13 @@ def write(warp: Any, addresses: Lanes, values: Lanes, width: int, space: str) ->
 
 def _by_cta(warp: Any, addresses: Lanes, access: Callable[[Any, Lanes, Lanes], Lanes]) -> Lanes:
     """Runs an access once for each CTA the addresses lie in."""
-    ranks = (addresses >> np.uint64(RANK_SHIFT)).astype(np.int64)
-    offsets = (addresses & np.uint64(0xFFFFFF)).astype(np.int64)
+    places = addresses.view(np.int64)
+    offsets = places & OFFSET_MASK
     cluster = warp.cta.cluster
-    everything = np.ones(len(addresses), dtype=bool)
-    if (ranks == ranks[0]).all():
-        return access(cluster.cta_of(int(ranks[0]), warp), offsets, everything)
+    rank = rank_of(int(places[0]))
+    if rank == rank_of(int(places.min())) == rank_of(int(places.max())):
+        return access(cluster.cta_of(rank, warp), offsets, np.ones(len(addresses), dtype=bool))
+    ranks = places >> RANK_SHIFT
     result: Lanes | None = None
     for rank in np.unique(ranks).tolist():
         chosen = ranks == rank
@@ -197,11 +198,9 @@ def _store_matrix(statement: Statement, decoder: Decoder) -> Op:
             # lane t: rows 2(t%4), 2(t%4)+1 of column t/4
             halves = registers.view(np.uint16).reshape(count, 8, 4, 2)
             matrix = halves.transpose(0, 2, 3, 1).reshape(8 * count, 8)
-            values = np.ascontiguousarray(matrix).view(np.uint64)
         else:
-            values = registers.view(np.uint64).reshape(8 * count, 2)
-        write(warp, rows, values[:, 0], 8, "shared")
-        write(warp, rows + np.uint64(8), values[:, 1], 8, "shared")
+            matrix = registers.reshape(8 * count, 4)
+        write(warp, rows, np.ascontiguousarray(matrix).view(CHUNK)[:, 0], 16, "shared")
         return None
 
     return op

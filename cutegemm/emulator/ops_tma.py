@@ -28,7 +28,7 @@ def tensor_map_at(warp: Any, address: int) -> TensorMap:
             start = address - PARAM_SPACE
             data = bytes(machine.params[start : start + 128])
         else:
-            region = machine.memory.locate(address, address + 128, warp.here())
+            region = machine.memory.locate(address, address + 128, warp.site())
             data = region.data[address - region.base : address - region.base + 128].tobytes()
         known = machine.tensor_maps[address] = decode_map(data)
     return known

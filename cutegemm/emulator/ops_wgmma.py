@@ -10,7 +10,6 @@ from typing import Any
 from cutegemm.emulator.decode import Decoder, Op, opcode
 from cutegemm.emulator.mma import Kind, Mma, queue_of
 from cutegemm.emulator.ptx import Statement
-from cutegemm.emulator.wgmma import WARP_ROWS, Operand
 
 _SHAPE = re.compile(r"m64n(\d+)k16")
 
@@ -36,10 +35,10 @@ def _issue(statement: Statement, decoder: Decoder) -> Op:
         if warp.must_converge():
             return warp.wait_for_lanes()
         r = warp.r
-        # The descriptor of A names the rows of all four warps.
-        a_operand = Operand(warp.scalar(r[a]), 4 * WARP_ROWS, kind.a_along_m)
-        b_operand = Operand(warp.scalar(r[b]), kind.n, kind.b_along_n)
-        queue_of(warp).open.append(Mma(kind, a_operand, b_operand, slots, bool(warp.scalar(r[scale])), where))
+        scalar = warp.scalar
+        queue_of(warp).open.append(
+            Mma(kind, scalar(r[a]), scalar(r[b]), slots, bool(scalar(r[scale])), where)
+        )
         return None
 
     return op

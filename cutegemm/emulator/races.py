@@ -21,7 +21,6 @@ from cutegemm.emulator.mbarrier import Mbarrier, Rendezvous
 from cutegemm.emulator.memory import SHARED_BASE
 from cutegemm.emulator.tma import TensorMap
 from cutegemm.emulator.values import Lanes
-from cutegemm.emulator.wgmma import units_of
 
 CELL = 16  # bytes of shared memory that are watched together
 LOADS = 32  # TMA loads of a CTA that are told apart
@@ -63,7 +62,7 @@ class Access:
     epoch: int
     knows: Knowledge
     asynchronous: bool
-    what: str
+    what: Any
 
 
 class ClusterChecker:
@@ -80,9 +79,9 @@ class ClusterChecker:
         self.epochs = np.ones(count, dtype=np.int32)
         self.generic = np.zeros(count, dtype=bool)
         self.shadows = [Shadow(len(cta.shared.data) // CELL, count) for cta in cluster.ctas]
-        self.sites = [""]
-        self.site_numbers: dict[str, int] = {"": 0}
-        self.read_sites: dict[int, str] = {}
+        self.sites: list[Any] = [""]
+        self.site_numbers: dict[Any, int] = {"": 0}
+        self.read_sites: dict[int, Any] = {}
         self.loads = [0] * len(cluster.ctas)
         self.known: dict[Any, Knowledge] = {}
         for cta in cluster.ctas:
@@ -111,12 +110,12 @@ class ClusterChecker:
             return f"a TMA load of CTA {cta.number}"
         return ("{}", "an MMA of {}", "a TMA store of {}")[kind].format(cta.warps[index].name)
 
-    def site(self, text: str) -> int:
+    def site(self, place: Any) -> int:
         """Number of a place in the code."""
-        if text not in self.site_numbers:
-            self.site_numbers[text] = len(self.sites)
-            self.sites.append(text)
-        return self.site_numbers[text]
+        if place not in self.site_numbers:
+            self.site_numbers[place] = len(self.sites)
+            self.sites.append(place)
+        return self.site_numbers[place]
 
     # --- accesses --------------------------------------------------------------------------------------
 
@@ -239,10 +238,10 @@ class CheckedEngines(Engines):
     def _by_lanes(self, warp: Any) -> Access:
         checker = self._checker(warp)
         agent, knows = checker.agent(warp), checker.known[warp]
-        return Access(agent, int(knows.over[agent]), knows, False, warp.here())
+        return Access(agent, int(knows.over[agent]), knows, False, warp.site())
 
     def _asynchronous(self, warp: Any, agent: int, epoch: int) -> Access:
-        return Access(agent, epoch, self._checker(warp).known[warp], True, warp.here())
+        return Access(agent, epoch, self._checker(warp).known[warp], True, warp.site())
 
     def load(self, warp: Any, cta: Any, offsets: Lanes, width: int) -> Lanes:
         """See Engines."""
@@ -264,7 +263,7 @@ class CheckedEngines(Engines):
         checker.epochs[agent] += 1
         epoch = int(checker.epochs[agent])
         for cta, _ in targets:
-            cta.shared.check(offset, offset + tensor_map.box_bytes, warp.here())
+            cta.shared.check(offset, offset + tensor_map.box_bytes, warp.site())
             cells = slice(offset // CELL, (offset + tensor_map.box_bytes) // CELL)
             checker.write(self._asynchronous(warp, agent, epoch), cta, cells)
         knows = checker.known[warp].copy()
@@ -279,7 +278,7 @@ class CheckedEngines(Engines):
         """See Engines."""
         checker = self._checker(warp)
         agent = checker.agent(warp, 2)
-        warp.cta.shared.check(offset, offset + tensor_map.box_bytes, warp.here())
+        warp.cta.shared.check(offset, offset + tensor_map.box_bytes, warp.site())
         cells = slice(offset // CELL, (offset + tensor_map.box_bytes) // CELL)
         checker.read(self._asynchronous(warp, agent, int(checker.epochs[agent])), warp.cta, cells)
         super().tma_store(warp, tensor_map, coordinates, offset)
@@ -317,7 +316,7 @@ class CheckedEngines(Engines):
         epoch = int(checker.epochs[agent])
         for mma in queue.open:
             access = Access(agent, epoch, checker.known[warp], True, f"{mma.where} by {warp.name}")
-            for units in (units_of((mma.a,), warp.index % 4), units_of((mma.b,))):
+            for units in (mma.kind.a_of([mma]).quarter(warp.index % 4), mma.kind.b_of([mma]).units):
                 cells = np.unique(units)
                 warp.cta.shared.check(int(cells[0]) * CELL, (int(cells[-1]) + 1) * CELL, access.what)
                 checker.read(access, warp.cta, cells)

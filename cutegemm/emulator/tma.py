@@ -12,12 +12,11 @@ A tensor map is 16 64-bit words, of which the host fills eight:
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
 
 import numpy as np
 
 from cutegemm.emulator.faults import EmulationError, OutOfBoundsError
-from cutegemm.emulator.memory import GlobalMemory, Region, SharedMemory
+from cutegemm.emulator.memory import CHUNK, GlobalMemory, Region, SharedMemory
 from cutegemm.emulator.values import Lanes
 
 ELEMENT_BYTES = {0: 1, 2: 4, 6: 2, 7: 4, 10: 2}
@@ -95,7 +94,7 @@ def _units(start: int, tensor_map: TensorMap) -> Lanes:
     return swizzled_units(phase, rows, row_units, tensor_map.swizzle) + (start // UNIT - phase)
 
 
-def _check_start(start: int, tensor_map: TensorMap, what: str) -> None:
+def _check_start(start: int, tensor_map: TensorMap, what: object) -> None:
     if start % 128 or tensor_map.row_bytes % UNIT:
         raise OutOfBoundsError(
             f"{what}: a box of {tensor_map.row_bytes}-byte rows at shared address {start} is not made of "
@@ -103,97 +102,99 @@ def _check_start(start: int, tensor_map: TensorMap, what: str) -> None:
         )
 
 
-def _rows(tensor_map: TensorMap, coordinates: tuple[int, ...]) -> tuple[list[tuple[int, int]], int, int]:
-    """Rows of a box that exist: (row of the box, global address of its first existing byte).
+@dataclass(frozen=True)
+class Window:
+    """The part of a box that the tensor has elements for.
 
-    Also returns the byte in each box row where existing bytes begin, and how many there are.
+    inside   slices of the box's bytes, outermost dimension first; its last one is in bytes
+    strides  bytes between neighbours in memory along each of them
     """
-    element = tensor_map.element
-    first = max(0, -coordinates[0])
-    count = max(0, min(tensor_map.box[0], tensor_map.sizes[0] - coordinates[0]) - first)
-    rows = []
-    outer = tensor_map.box[1:]
-    for number in range(math.prod(outer)):
-        rest, address, inside = number, tensor_map.address, True
-        for dimension, size in enumerate(outer, 1):
-            at = coordinates[dimension] + rest % size
-            rest //= size
-            inside = inside and 0 <= at < tensor_map.sizes[dimension]
-            address += at * tensor_map.strides[dimension - 1]
-        if inside and count:
-            rows.append((number, address + (coordinates[0] + first) * element))
-    return rows, first * element, count * element
+
+    inside: tuple[slice, ...]
+    strides: tuple[int, ...]
+    low: int
+    high: int
+
+    def of(self, region: Region) -> Lanes:
+        """Its bytes in memory, to be read or written."""
+        shape = tuple(part.stop - part.start for part in self.inside)
+        return np.ndarray(shape, np.uint8, region.data, self.low - region.base, self.strides)
 
 
-def read_box(tensor_map: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory, what: str) -> Lanes:
-    """A box's bytes, (rows, bytes of a row): zeros where the tensor has no elements."""
-    row_bytes = tensor_map.row_bytes
-    box = np.zeros((tensor_map.box_bytes // row_bytes, row_bytes), dtype=np.uint8)
-    rows, first, count = _rows(tensor_map, coordinates)
-    if not rows:
-        return box
-    region = memory.locate(rows[0][1], rows[-1][1] + count, what)
-    _copy_rows(region, rows, box[:, first : first + count], load=True)
+def _window(tensor_map: TensorMap, coordinates: tuple[int, ...], unit: int = 1) -> Window | None:
+    """None if the tensor has nothing there. unit: rows are widened to a multiple of so many bytes."""
+    address, reach = tensor_map.address, 0
+    inside: list[slice] = []
+    for dimension, (at, size, box) in enumerate(
+        zip(coordinates, tensor_map.sizes, tensor_map.box, strict=True)
+    ):
+        first, end = max(0, -at), min(box, size - at)
+        if first >= end:
+            return None
+        if dimension == 0:
+            element = tensor_map.element
+            count = min(-(-(end - first) * element // unit) * unit, (box - first) * element)
+            inside.append(slice(first * element, first * element + count))
+            address += (at + first) * element
+            reach += count
+        else:
+            stride = tensor_map.strides[dimension - 1]
+            inside.append(slice(first, end))
+            address += (at + first) * stride
+            reach += (end - first - 1) * stride
+    return Window(tuple(reversed(inside)), (*reversed(tensor_map.strides), 1), address, address + reach)
+
+
+def _shape(tensor_map: TensorMap) -> tuple[int, ...]:
+    """Of a box in bytes, outermost dimension first."""
+    return (*reversed(tensor_map.box[1:]), tensor_map.row_bytes)
+
+
+def read_box(tensor_map: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory, what: object) -> Lanes:
+    """A box's bytes, outermost dimension first: zeros where the tensor has no elements."""
+    window = _window(tensor_map, coordinates)
+    if window is None:
+        return np.zeros(_shape(tensor_map), dtype=np.uint8)
+    data = window.of(memory.locate(window.low, window.high, what))
+    if data.size == tensor_map.box_bytes:
+        return np.ascontiguousarray(data)
+    box = np.zeros(_shape(tensor_map), dtype=np.uint8)
+    box[window.inside] = data
     return box
 
 
-def _copy_rows(region: Region, rows: list[tuple[int, int]], window: Lanes, load: bool) -> None:
-    """Between consecutive box rows and equally spaced rows of memory, or row by row."""
-    count = window.shape[1]
-    starts = [address - region.base for _, address in rows]
-    steps = {b - a for a, b in pairwise(starts)}
-    if len(steps) <= 1:
-        step = steps.pop() if steps else count
-        inside = np.lib.stride_tricks.as_strided(
-            region.data[starts[0] :], (len(rows), count), (step, 1), writeable=not load
-        )
-        chosen = window[rows[0][0] : rows[-1][0] + 1]
-        if load:
-            chosen[:] = inside
-        else:
-            inside[:] = chosen
-        return
-    for (number, _), start in zip(rows, starts, strict=True):
-        if load:
-            window[number] = region.data[start : start + count]
-        else:
-            region.data[start : start + count] = window[number]
-
-
-def put_box(tensor_map: TensorMap, box: Lanes, shared: SharedMemory, start: int, what: str) -> None:
+def put_box(tensor_map: TensorMap, box: Lanes, shared: SharedMemory, start: int, what: object) -> None:
     """Writes a box's bytes to swizzled shared memory."""
     _check_start(start, tensor_map, what)
     shared.check(start, start + tensor_map.box_bytes, what)
     units = _units(start, tensor_map)
-    shared.chunks[units] = box.view(np.uint64).reshape(*units.shape, 2)
+    shared.chunks[units] = box.reshape(-1).view(CHUNK).reshape(units.shape)
     shared.touched(start, start + tensor_map.box_bytes)
 
 
-def take_box(tensor_map: TensorMap, shared: SharedMemory, start: int, what: str) -> Lanes:
-    """Reads a box's bytes from swizzled shared memory, (rows, bytes of a row)."""
+def take_box(tensor_map: TensorMap, shared: SharedMemory, start: int, what: object) -> Lanes:
+    """Reads a box's bytes from swizzled shared memory, outermost dimension first."""
     _check_start(start, tensor_map, what)
     shared.check(start, start + tensor_map.box_bytes, what)
     units = _units(start, tensor_map)
-    return np.ascontiguousarray(shared.chunks[units]).view(np.uint8).reshape(len(units), -1)
+    return shared.chunks[units].view(np.uint8).reshape(_shape(tensor_map))
 
 
 def write_box(
-    tensor_map: TensorMap, coordinates: tuple[int, ...], box: Lanes, memory: GlobalMemory, what: str
+    tensor_map: TensorMap, coordinates: tuple[int, ...], box: Lanes, memory: GlobalMemory, what: object
 ) -> None:
     """Stores a box's elements that exist.
 
     Hardware writes whole 16-byte units: a row that ends inside one is written up to its end, with what the
     box holds there. Raises OutOfBoundsError if that leaves the allocation.
     """
-    rows, first, count = _rows(tensor_map, coordinates)
-    if not rows:
+    window = _window(tensor_map, coordinates, UNIT)
+    if window is None:
         return
-    count = min(-(-count // UNIT) * UNIT, tensor_map.row_bytes - first)
-    low, high = rows[0][1], rows[-1][1] + count
-    region = memory.find(low, high, whole_allocation=True)
+    region = memory.find(window.low, window.high, whole_allocation=True)
     if region is None:
         raise OutOfBoundsError(
-            f"{what} writes global memory at 0x{low:x}..0x{high - 1:x}, outside of any tensor"
+            f"{what} writes global memory at 0x{window.low:x}..0x{window.high - 1:x}, outside of any tensor"
         )
-    _copy_rows(region, rows, box[:, first : first + count], load=False)
+    window.of(region)[:] = box[window.inside]
     memory.writes += 1

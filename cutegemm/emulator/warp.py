@@ -1,7 +1,7 @@
 """One warp: its registers, where its lanes are, and what it waits for."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cutegemm.emulator.decode import BLOCKED, DIVERGED, EXITED, Program
 from cutegemm.emulator.faults import ConvergenceError
@@ -55,6 +55,16 @@ class AnyOf:
     def describe(self) -> str:
         """See Wait."""
         return "; ".join(wait.describe() for wait in self.waits)
+
+
+class Site(NamedTuple):
+    """An instruction a warp executed; its text is put together only when somebody wants to read it."""
+
+    warp: Any
+    pc: int
+
+    def __str__(self) -> str:
+        return f"{self.warp.program.statement(self.pc).where} by {self.warp.name}"
 
 
 class Warp:
@@ -131,7 +141,11 @@ class Warp:
 
     def here(self) -> str:
         """The instruction being executed, for messages."""
-        return f"{self.program.statement(self.current).where} by {self.name}"
+        return str(self.site())
+
+    def site(self) -> Site:
+        """The instruction being executed."""
+        return Site(self, self.current)
 
     @property
     def current(self) -> int:
