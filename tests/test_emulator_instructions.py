@@ -95,6 +95,26 @@ REFERENCES = {
 
 
 @settings(max_examples=25, deadline=None)
+@given(a=U32, b=U32, c=U32)
+def test_multiply_add_of_uniform_values_and_of_lanes(a: int, b: int, c: int) -> None:
+    body = f"""
+        mov.b32 %r1, {a}; mov.b32 %r2, {b}; mov.b32 %r3, {c}; mov.b64 %rd3, {{%r3, 0}};
+        xor.b32 %r4, %r1, %r0; xor.b32 %r5, %r2, %r0; xor.b32 %r6, %r3, %r0; mov.b64 %rd4, {{%r6, 0}};
+        mad.lo.s32 %r7, %r1, %r2, %r3; mad.lo.s32 %r8, %r4, %r5, %r6;
+        mad.wide.s32 %rd5, %r1, %r2, %rd3; mad.wide.s32 %rd6, %r4, %r5, %rd4;
+        mad.wide.u32 %rd7, %r1, %r2, %rd3; mad.wide.u32 %rd8, %r4, %r5, %rd4;
+        setp.ne.b32 %p0, %r0, 0; @%p0 bra DONE;
+        st.global.v2.b32 [%rd0], {{%r7, %r8}};
+        st.global.v2.b64 [%rd0+8], {{%rd5, %rd6}}; st.global.v2.b64 [%rd0+24], {{%rd7, %rd8}};
+        DONE:"""
+    found = words(body, 10)
+    assert found[:2] == [(a * b + c) % 2**32] * 2
+    wide = [low | high << 32 for low, high in zip(found[2::2], found[3::2], strict=True)]
+    assert wide[:2] == [(as_signed(a) * as_signed(b) + c) % 2**64] * 2
+    assert wide[2:] == [(a * b + c) % 2**64] * 2
+
+
+@settings(max_examples=25, deadline=None)
 @given(a=U32, b=st.one_of(U32, st.integers(0, 40)))
 @pytest.mark.parametrize("name", REFERENCES)
 def test_integer_arithmetic_of_uniform_values_and_of_lanes(name: str, a: int, b: int) -> None:

@@ -34,7 +34,6 @@ class Kind:
     a_along_m: bool
     b_along_n: bool
 
-
     def a_of(self, mmas: "list[Mma]") -> Footprint:
         """Where A lies, all 64 rows of it, over the steps of some MMAs."""
         return footprint(tuple(mma.a for mma in mmas), 4 * WARP_ROWS, self.a_along_m)
@@ -151,7 +150,7 @@ def run(warp: Any, queue: MmaQueue, group: MmaGroup) -> None:
 
 
 def _products(cta: Any, mmas: list[Mma]) -> Lanes:
-    """The sum of products of a warpgroup's four warps, as its registers hold it: (warps, registers, lanes)."""
+    """Sums of products of a warpgroup's four warps, as registers hold them: (warps, registers, lanes)."""
     kind = mmas[0].kind
     a, b = kind.a_of(mmas), kind.b_of(mmas)
 

@@ -53,6 +53,7 @@ def _elect(statement: Statement, decoder: Decoder) -> Op:
     lane, _, chosen = statement.operands[0].partition("|")
     d = decoder.result(lane.strip(), statement)
     p = decoder.result(chosen.strip(), statement)
+
     def op(warp: Any) -> int | None:
         if warp.must_converge():
             return warp.wait_for_lanes()

@@ -13,6 +13,7 @@ from cutegemm.emulator.values import (
     Lanes,
     Value,
     as_bits,
+    beside_lanes,
     floats,
     lanes,
     mask_of,
@@ -43,8 +44,8 @@ def _binary(statement: Statement, decoder: Decoder, bits: int, scalar: Binary, v
 
 
 def _both(bits: int, function: Binary) -> Binary:
-    """A vector operation on two unsigned arrays of a width."""
-    return lambda a, b: function(lanes(a, bits), lanes(b, bits))
+    """An operation on unsigned values of a width, at least one of them an array."""
+    return lambda a, b: function(beside_lanes(a, bits), beside_lanes(b, bits))
 
 
 def _both_signed(bits: int, function: Binary) -> Binary:
@@ -198,6 +199,8 @@ def _shift(statement: Statement, decoder: Decoder) -> Op:
 
     def vector(a: Value, by: Value) -> Any:
         value = lanes(a, bits)
+        if type(by) is int and by < bits and (left or kind != "s"):
+            return value << by if left else value >> by
         amount = lanes(by, 32)
         small = np.minimum(amount, bits - 1).astype(value.dtype)
         if left or kind != "s":
@@ -282,9 +285,13 @@ def comparison(statement: Statement, decoder: Decoder, relation: str) -> Binary:
         raise decoder.unknown(statement, f"the comparison {relation!r}")
     if kind == "s":
         return lambda a, b: test(signed(a, bits), signed(b, bits))
-    return lambda a, b: test(
-        a if isinstance(a, int) else as_bits(a, bits), b if isinstance(b, int) else as_bits(b, bits)
-    )
+
+    def compare_unsigned(a: Value, b: Value) -> Any:
+        if type(a) is int and type(b) is int:
+            return test(a, b)
+        return test(beside_lanes(a, bits), beside_lanes(b, bits))
+
+    return compare_unsigned
 
 
 @opcode("setp")
@@ -338,7 +345,7 @@ def _select(statement: Statement, decoder: Decoder) -> Op:
         if isinstance(chosen, bool):
             r[d] = r[x] if chosen else r[y]
         else:
-            r[d] = np.where(chosen, lanes(r[x], bits), lanes(r[y], bits))
+            r[d] = np.where(chosen, beside_lanes(r[x], bits), beside_lanes(r[y], bits))
 
     return op
 
@@ -394,7 +401,7 @@ def _pack_two(d: int, slots: tuple[int, int], each: int) -> Op:
         if type(a) is int and type(b) is int:
             r[d] = a & mask | (b & mask) << each
         else:
-            r[d] = lanes(a, each).astype(wide) | lanes(b, each).astype(wide) << wide(each)
+            r[d] = beside_lanes(a, each).astype(wide) | beside_lanes(b, each).astype(wide) << wide(each)
 
     return op
 

@@ -1,6 +1,8 @@
 """One emulated launch, from compiled code and CPU tensors to the result."""
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -88,8 +90,22 @@ def run(
         return Emulation(None, {}, Trace(), None)
     machine = Machine(program, launch, memory, seed, check)
     machine.barrier_labels = dict(barrier_labels or {})
-    machine.run()
+    with _older_objects_set_aside():
+        machine.run()
     return Emulation(None, {}, machine.trace, launch, machine.instructions)
+
+
+@contextmanager
+def _older_objects_set_aside() -> Iterator[None]:
+    """Garbage collection looks at the emulator's own objects only, not at all of torch's every time."""
+    if gc.get_freeze_count():
+        yield  # somebody else has done so, and would not want to have them thawed
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _ptx_of(compiled: Any) -> str:

@@ -150,7 +150,9 @@ def _shape(tensor_map: TensorMap) -> tuple[int, ...]:
     return (*reversed(tensor_map.box[1:]), tensor_map.row_bytes)
 
 
-def read_box(tensor_map: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory, what: object) -> Lanes:
+def read_box(
+    tensor_map: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory, what: object
+) -> Lanes:
     """A box's bytes, outermost dimension first: zeros where the tensor has no elements."""
     window = _window(tensor_map, coordinates)
     if window is None:

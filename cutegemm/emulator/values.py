@@ -59,6 +59,13 @@ def lanes_of(bits: int) -> Lanes:
     return flags
 
 
+def beside_lanes(value: Value, bits: int) -> Any:
+    """The value for arithmetic with an array of this width: an array too, or one numpy number."""
+    if isinstance(value, int):
+        return UNSIGNED[bits](value & mask_of(bits))
+    return as_bits(value, bits)
+
+
 def predicate_lanes(value: bool | Lanes) -> Lanes:
     """A predicate in every lane."""
     if isinstance(value, (bool, int)):
@@ -84,8 +91,11 @@ def float_bits(numbers: Any, bits: int = 32) -> Value:
 def bfloat16_bits(numbers: Lanes) -> Lanes:
     """float32 numbers rounded to the nearest bfloat16, ties to even, as 16-bit patterns."""
     bits = np.asarray(numbers, dtype=np.float32).view(np.uint32)
-    rounded = ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
-    return np.where(np.isnan(numbers), np.uint16(0x7FFF), rounded)
+    rounded: Lanes = ((bits + ((bits >> 16 & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
+    nan = np.isnan(numbers)
+    if nan.any():
+        rounded[nan] = 0x7FFF
+    return rounded
 
 
 def float16_bits(numbers: Lanes) -> Lanes:

@@ -31,7 +31,7 @@ BLAS_LIMIT = 1 << 18  # multiply-adds of one BLAS call: few enough that it stays
 class Footprint:
     """Where an operand lies in shared memory, over some steps along K.
 
-    units       indices of its 16-byte units: (rows, units of K) if contiguous along K, else (K, units of rows)
+    units       indices of 16-byte units: (rows, units of K) if contiguous along K, else (K, units of rows)
     first, end  the pages they lie in
     """
 
