@@ -11,12 +11,15 @@ import re
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from cutegemm.emulator.faults import UnknownInstructionError
 from cutegemm.emulator.flow import Reach, live_registers, roles
 from cutegemm.emulator.ptx import Module, Scope, Statement
-from cutegemm.emulator.values import ALL_BITS, bits_of, mask_of, merge
+from cutegemm.emulator.values import ALL_BITS, LANES, bits_of, mask_of, merge
 
 BLOCKED = -1  # try the same instruction again once warp.wait is over
 DIVERGED = -2  # warp.split holds the branch target and the lanes that take it
@@ -25,7 +28,12 @@ EXITED = -3
 Op = Callable[[Any], int | None]
 SINK = 0  # slot for results nobody wants
 PARAM_SPACE = 1 << 56  # where kernel parameters appear to lie; no tensor does
-POISON = {"pred": False, "b16": 0xFFFF, "b64": mask_of(64)}
+POISON: dict[str, Any] = {
+    "pred": False,
+    "b16": 0xFFFF,
+    "b64": mask_of(64),
+    "b128": np.full((LANES, 2), mask_of(64), dtype=np.uint64).view("V16")[:, 0],
+}
 
 _families: dict[str, Callable[[Statement, "Decoder"], Op]] = {}
 
@@ -51,7 +59,8 @@ class Program:
     live        slots that a lane which is at a statement may still read, likewise
     template    initial register file: literals in place, everything else poisoned
     specials    slot of each special register, to be filled for each warp
-    roles       for each op, what a warp that is there can still become: "producer", "consumer" or both: ""
+    roles       for each op, what a warp that is there can still become: "producer", "consumer", "MMA",
+                "epilogue", "scheduler", or more than one: ""
     """
 
     module: Module
@@ -66,6 +75,21 @@ class Program:
     shared_offsets: dict[str, int] = field(default_factory=dict)
     static_shared_end: int = 0
     roles: list[str] = field(default_factory=list)
+
+    @cached_property
+    def uses_tensor_memory(self) -> bool:
+        """Whether there is any tcgen05 instruction."""
+        return any(s.opcode.startswith("tcgen05.") for s in self.module.statements)
+
+    @cached_property
+    def waits_for_loads(self) -> bool:
+        """Whether the code waits for loads from tensor memory anywhere, and so has to before every use."""
+        return any(s.opcode.startswith("tcgen05.wait::ld") for s in self.module.statements)
+
+    @cached_property
+    def fences_tensor_memory(self) -> bool:
+        """Whether the code has tcgen05.fence anywhere, and so needs it wherever threads hand over."""
+        return any(s.opcode.startswith("tcgen05.fence") for s in self.module.statements)
 
     def statement(self, pc: int) -> Statement:
         """The statement at an index."""
@@ -157,9 +181,14 @@ class Decoder:
 
     def updated(self, text: str, statement: Statement) -> int:
         """Slot of a register that is read now and written some time later, by no lane in particular."""
+        slot = self.later(text, statement)
+        self._read.append(slot)
+        return slot
+
+    def later(self, text: str, statement: Statement) -> int:
+        """Slot of a register that is written some time later, by no lane in particular."""
         slot = self.result(text, statement)
         self._written.remove(slot)
-        self._read.append(slot)
         return slot
 
     def vector(self, text: str) -> list[str]:

@@ -156,7 +156,7 @@ class Engines:
         begin = max(warp.clock, warp.cta.tma_free)
         warp.cta.tma_free = begin + tensor_map.box_bytes // LOAD_BYTES_PER_CYCLE
         finish = warp.cta.tma_free + LOAD_LATENCY
-        token = self.load_begins(warp, tensor_map, offset, targets)
+        token = self.load_begins(warp, tensor_map.box_bytes, offset, targets)
         self.trace.add(
             warp, "load", f"{tensor_map.box_bytes} B at {coordinates}", begin, finish, engine="TMA load"
         )
@@ -174,10 +174,8 @@ class Engines:
         for target in targets:
             self.start(Task(object(), partial(deliver, *target)))
 
-    def load_begins(
-        self, warp: Any, tensor_map: TensorMap, offset: int, targets: list[tuple[Any, Mbarrier]]
-    ) -> Any:
-        """A TMA load is issued; what is returned is given to ``load_ends``. Nothing to do here."""
+    def load_begins(self, warp: Any, size: int, offset: int, targets: list[tuple[Any, Mbarrier]]) -> Any:
+        """``size`` bytes are on their way; what is returned is given to ``load_ends``. Nothing to do here."""
         return None
 
     def load_ends(self, barrier: Mbarrier, token: Any) -> None:

@@ -37,3 +37,7 @@ class BarrierCountError(EmulationError):
 
 class ConvergenceError(EmulationError):
     """An instruction that all lanes of a warp must execute together was executed by some of them."""
+
+
+class MisuseError(EmulationError):
+    """An instruction used against its rules: tensor memory left allocated, an MMA issued by a whole warp."""

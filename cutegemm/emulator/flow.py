@@ -55,13 +55,19 @@ def live_registers(reach: Reach, read: Sequence[int], replaced: Sequence[int]) -
     return reach.backward(0, step)
 
 
+def role_of(opcode: str) -> str:
+    """Who executes an instruction, "" if anybody may."""
+    if "mbarrier::complete_tx::bytes" in opcode:
+        return "scheduler" if opcode.startswith("clusterlaunchcontrol") else "producer"
+    if "wgmma.mma_async" in opcode:
+        return "consumer"
+    if opcode.startswith("tcgen05.mma"):
+        return "MMA"
+    return "epilogue" if opcode.startswith("tcgen05.ld") else ""
+
+
 def roles(statements: Sequence[Statement], reach: Reach) -> list[str]:
-    """Who a warp is at each statement, by what it can still reach: TMA loads only, or WGMMAs only."""
-
-    def step(pc: int, following: list[tuple[bool, bool]]) -> tuple[bool, bool]:
-        opcode = statements[pc].opcode
-        load = "mbarrier::complete_tx::bytes" in opcode or any(loads for loads, _ in following)
-        return load, "mma_async" in opcode or any(multiplies for _, multiplies in following)
-
-    names = {(True, False): "producer", (False, True): "consumer"}
-    return [names.get(pair, "") for pair in reach.backward((False, False), step)]
+    """Who a warp is at each statement: what it can still reach is for one role only, else ""."""
+    own = [frozenset({role_of(statement.opcode)} - {""}) for statement in statements]
+    marks = reach.backward(frozenset(), lambda pc, following: own[pc].union(*following))
+    return [next(iter(found)) if len(found) == 1 else "" for found in marks]

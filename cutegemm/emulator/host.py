@@ -257,6 +257,8 @@ class _Interpreter:
 
     def _op_mlir_constant(self, rest: str) -> Any:
         found = re.match(r"\((true|false|-?\d+)(?: : \w+)?\) : (\S+)", rest)
+        if dense := re.match(r"\(dense<(-?\d+)> : .*\) : (vector<.*)", rest):
+            return [int(dense[1]) & ((1 << member.bits) - 1) for member in parse_type(dense[2]).members]
         if found is None:
             return 0  # a string; only error messages use them
         number = {"true": 1, "false": 0}.get(found[1])

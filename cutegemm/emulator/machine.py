@@ -8,10 +8,13 @@ import numpy as np
 
 from cutegemm.emulator.decode import Program
 from cutegemm.emulator.engines import Engines
-from cutegemm.emulator.faults import DeadlockError, OutOfBoundsError
+from cutegemm.emulator.faults import DeadlockError, EmulationError, OutOfBoundsError
 from cutegemm.emulator.mbarrier import Mbarrier, Rendezvous
-from cutegemm.emulator.memory import RANK_SHIFT, GlobalMemory, SharedMemory
+from cutegemm.emulator.memory import RANK_SHIFT, SHARED_BASE, GlobalMemory, SharedMemory
+from cutegemm.emulator.processors import Sm, processors
 from cutegemm.emulator.races import CheckedEngines
+from cutegemm.emulator.races_tensor import CheckedTensorEngines
+from cutegemm.emulator.tensor_core import TensorEngines
 from cutegemm.emulator.tma import TensorMap
 from cutegemm.emulator.trace import Trace
 from cutegemm.emulator.values import LANE_NUMBERS, LANES
@@ -21,7 +24,6 @@ QUANTUM = 4096  # instructions a warp runs before others get their turn
 LAZINESS = (0.0, 0.0, 0.0, 0.5, 0.97)  # with a seed: how often a warp or a whole CTA is passed over
 SHORT_QUANTUM = 40  # with a seed: often enough that every order has a chance
 STALE_ROUNDS = 50  # rounds of nothing but polling after which nobody will ever write what is polled for
-RESIDENT_CTAS = 132 * 2
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class LaunchRecord:
 class Cta:
     """One CTA: shared memory, barriers, warps."""
 
-    def __init__(self, cluster: "Cluster", rank: int, coordinates: tuple[int, int, int]) -> None:
+    def __init__(self, cluster: "Cluster", rank: int, coordinates: tuple[int, int, int], sm: Sm) -> None:
         machine = cluster.machine
         grid = machine.launch.grid
         self.machine = machine
@@ -54,6 +56,11 @@ class Cta:
         self.laziness = 0.0 if machine.chance is None else machine.chance.choice(LAZINESS)
         self.tma_free = self.store_free = 0
         self.tensor_free = [0, 0, 0, 0]
+        self.sm = sm
+        self.allocations: dict[int, Any] = {}
+        self.requests: dict[int, Any] = {}
+        self.relinquished = False
+        sm.ctas.add(self)
         threads = int(np.prod(machine.launch.block))
         self.warps = [Warp(machine.program, self, index) for index in range(-(-threads // LANES))]
         for warp in self.warps:
@@ -96,8 +103,8 @@ class Cta:
             "%cluster_nctaid": lambda: launch.cluster[i],
             "%cluster_ctarank": lambda: self.rank,
             "%cluster_nctarank": lambda: int(np.prod(launch.cluster)),
-            "%smid": lambda: self.number % 132,
-            "%nsmid": lambda: 132,
+            "%smid": lambda: self.sm.number,
+            "%nsmid": lambda: len(self.machine.processors.sms),
             "%lanemask_lt": lambda: (np.uint32(1) << LANE_NUMBERS) - np.uint32(1),
             "%lanemask_eq": lambda: np.uint32(1) << LANE_NUMBERS,
             "%dynamic_smem_size": lambda: launch.shared_bytes,
@@ -117,19 +124,16 @@ class Cta:
 class Cluster:
     """CTAs that reach each other's shared memory."""
 
-    def __init__(self, machine: "Machine", coordinates: tuple[int, int, int]) -> None:
+    def __init__(self, machine: "Machine", coordinates: tuple[int, int, int], sms: list[Sm]) -> None:
         self.machine = machine
         self.coordinates = coordinates
         self.checker: Any = None
         sizes = machine.launch.cluster
         x0, y0, z0 = (c * s for c, s in zip(coordinates, sizes, strict=True))
         self.ctas = [
-            Cta(self, x + sizes[0] * (y + sizes[1] * z), (x0 + x, y0 + y, z0 + z))
-            for z in range(sizes[2])
-            for y in range(sizes[1])
-            for x in range(sizes[0])
+            Cta(self, rank, (x0 + x, y0 + y, z0 + z), sms[rank])
+            for rank, (z, y, x) in enumerate(np.ndindex(sizes[2], sizes[1], sizes[0]))
         ]
-        self.ctas.sort(key=lambda cta: cta.rank)
         self.barrier = Rendezvous(f"the barrier of cluster {coordinates[0]}")
         self.threads = LANES * sum(len(cta.warps) for cta in self.ctas)
 
@@ -152,6 +156,13 @@ class Cluster:
         return [warp for cta in self.ctas for warp in cta.warps if not warp.done]
 
 
+def engines_for(program: Program, check: bool) -> type[Engines]:
+    """The engines a program needs."""
+    if program.uses_tensor_memory:
+        return CheckedTensorEngines if check else TensorEngines
+    return CheckedEngines if check else Engines
+
+
 class Machine:
     """Runs one launch.
 
@@ -165,6 +176,7 @@ class Machine:
         memory: GlobalMemory,
         seed: int | None = None,
         check: bool = False,
+        sms: int | None = None,
     ) -> None:
         self.program = program
         self.launch = launch
@@ -172,12 +184,17 @@ class Machine:
         self.params = launch.params
         self.tensor_maps: dict[int, TensorMap] = {}
         self.trace = Trace()
-        self.hooks = (CheckedEngines if check else Engines)(self, self.trace, seed)
+        self.hooks = engines_for(program, check)(self, self.trace, seed)
         self.chance = None if seed is None else random.Random(seed + 1)
+        self.waiting: list[tuple[int, int, int]] = []
         self.events = 0
         self.instructions = 0
         self.barrier_labels: dict[int, str] = {}
         self.shared_end = program.static_shared_end + launch.shared_bytes
+        threads = int(np.prod(launch.block))
+        self.processors = processors(
+            program.module.target, self.shared_end - SHARED_BASE, threads, sms, self.chance
+        )
 
     def unknown_special(self, name: str) -> Exception:
         """The error for a special register nobody filled."""
@@ -190,14 +207,18 @@ class Machine:
     def run(self) -> None:
         """Runs every CTA to its end. Raises EmulationError."""
         sizes = [g // c for g, c in zip(self.launch.grid, self.launch.cluster, strict=True)]
-        waiting = [(x, y, z) for z in range(sizes[2]) for y in range(sizes[1]) for x in range(sizes[0])]
+        waiting = self.waiting = [(x, y, z) for z, y, x in np.ndindex(sizes[2], sizes[1], sizes[0])]
         waiting.reverse()
-        room = max(1, RESIDENT_CTAS // int(np.prod(self.launch.cluster)))
+        ctas = int(np.prod(self.launch.cluster))
         resident: list[Cluster] = []
         stale = 0
         while waiting or resident:
-            while waiting and len(resident) < room:
-                resident.append(Cluster(self, waiting.pop()))
+            while waiting and (sms := self.processors.place(ctas)) is not None:
+                resident.append(Cluster(self, waiting.pop(), sms))
+            if not resident:
+                raise EmulationError(
+                    f"a cluster of {ctas} CTAs finds no room on {len(self.processors.sms)} SM(s)"
+                )
             if self.chance is not None:
                 self.chance.shuffle(resident)
             before = self.events
@@ -260,6 +281,8 @@ class Machine:
     def _exited(self, warp: Warp) -> None:
         self.events += 1
         self.hooks.warp_exits(warp)
+        if all(other.done for other in warp.cta.warps):
+            warp.cta.sm.ctas.discard(warp.cta)
 
     def _deadlock(self, clusters: list[Cluster], polling: bool) -> str:
         warps = [warp for cluster in clusters for warp in cluster.warps]

@@ -46,9 +46,9 @@ class Mbarrier:
         names = [f"{what}{warp.name}" for what, warp in self.suppliers]
         return ", ".join(names[:12]) or "nobody so far"
 
-    def arrive(self, count: int, by: Any, where: object, clock: int) -> None:
-        """``count`` arrivals of a warp. Raises BarrierCountError if the phase expects fewer."""
-        self.suppliers["", by] = None
+    def arrive(self, count: int, by: Any, where: object, clock: int, what: str = "") -> None:
+        """``count`` arrivals of a warp or of its ``what``. Raises BarrierCountError if fewer are expected."""
+        self.suppliers[what, by] = None
         if count > self.pending:
             raise BarrierCountError(
                 f"{where}: {count} arrival(s) at the {self.name}, which expects {self.pending} more in phase "
@@ -62,9 +62,9 @@ class Mbarrier:
         """Announces bytes."""
         self.tx += tx
 
-    def complete(self, tx: int, by: Any, clock: int) -> None:
-        """Bytes of a warp's TMA load have arrived."""
-        self.suppliers["TMA loads of ", by] = None
+    def complete(self, tx: int, by: Any, clock: int, what: str = "TMA loads of ") -> None:
+        """Bytes of a warp's TMA load have arrived, or of its ``what``."""
+        self.suppliers[what, by] = None
         self.tx -= tx
         self.next_clock = max(self.next_clock, clock)
         self._advance()

@@ -59,6 +59,12 @@ def _type(text: str) -> tuple[Type, str]:
         offsets = tuple(i * member.size for i in range(count))
         array = Type("array", 0, count * member.size, member.alignment, (member,) * count, offsets)
         return array, rest.lstrip().removeprefix(">")
+    if found := re.match(r"vector<(\d+)x", text):
+        member, rest = _type(text[found.end() :])
+        count = int(found[1])
+        offsets = tuple(i * member.size for i in range(count))
+        size = 1 << (count * member.size - 1).bit_length()  # a vector is aligned to itself
+        return Type("array", 0, size, size, (member,) * count, offsets), rest.lstrip().removeprefix(">")
     raise HostCodeError(f"the host code has a type {text[:60]!r} that is not understood")
 
 

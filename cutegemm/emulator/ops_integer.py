@@ -376,6 +376,8 @@ def _pack(statement: Statement, decoder: Decoder, bits: int) -> Op:
     each = bits // len(members)
     d = decoder.result(statement.operands[0], statement)
     slots = [decoder.source(text, statement, each) for text in members]
+    if bits == 128:
+        return _pack_wide(d, slots, each)
     if len(slots) == 2:
         return _pack_two(d, (slots[0], slots[1]), each)
 
@@ -386,6 +388,16 @@ def _pack(statement: Statement, decoder: Decoder, bits: int) -> Op:
         else:
             columns = np.stack([lanes(value, each) for value in values], axis=1)
             warp.r[d] = np.ascontiguousarray(columns).view(UNSIGNED[bits])[:, 0]
+
+    return op
+
+
+def _pack_wide(d: int, slots: list[int], each: int) -> Op:
+    """128 bits are always kept as lanes."""
+
+    def op(warp: Any) -> None:
+        columns = np.stack([lanes(warp.r[slot], each) for slot in slots], axis=1)
+        warp.r[d] = np.ascontiguousarray(columns).view(UNSIGNED[128])[:, 0]
 
     return op
 

@@ -37,15 +37,18 @@ def tensor_map_at(warp: Any, address: int) -> TensorMap:
 @opcode("cp.async.bulk.tensor")
 def _tensor_copy(statement: Statement, decoder: Decoder) -> Op:
     parts = statement.opcode.split(".")
-    if "im2col" in parts or any(part.startswith("cta_group") for part in parts):
+    if "im2col" in parts:
         raise decoder.unknown(statement)
     spaces = [part for part in parts if part in ("global", "shared::cta", "shared::cluster")]
     if spaces[0] == "global":
         return _store(statement, decoder)
-    return _load(statement, decoder, "multicast::cluster" in parts)
+    return _load(statement, decoder, "multicast::cluster" in parts, "cta_group::2" in parts)
 
 
-def _load(statement: Statement, decoder: Decoder, multicast: bool) -> Op:
+def _load(statement: Statement, decoder: Decoder, multicast: bool, pairs: bool) -> Op:
+    """To one CTA or those of a mask. For pairs each target's bytes go to the barrier of the one of its pair
+    whose rank is even or odd as that of the CTA the barrier is named in, else to the target's own.
+    """
     base, offset = decoder.address(statement.operands[0], statement)
     map_register, names = _coordinate_operand(statement.operands[1])
     if not names:
@@ -63,9 +66,11 @@ def _load(statement: Statement, decoder: Decoder, multicast: bool) -> Op:
         if mask is not None:
             bits = scalar(r[mask])
             ranks = [rank for rank in range(16) if bits >> rank & 1]
+            side = barrier.cta.rank & 1
+            told = [rank & ~1 | side if pairs else rank for rank in ranks]
             targets = [
-                (warp.cta.cluster.cta_of(rank, warp), barrier_at(warp, rank << RANK_SHIFT | barrier.offset))
-                for rank in ranks
+                (warp.cta.cluster.cta_of(rank, warp), barrier_at(warp, to << RANK_SHIFT | barrier.offset))
+                for rank, to in zip(ranks, told, strict=True)
             ]
         warp.cta.machine.hooks.tma_load(
             warp,

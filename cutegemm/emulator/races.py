@@ -68,13 +68,16 @@ class Access:
 class ClusterChecker:
     """Agents and shadows of one cluster.
 
-    Agents of a CTA, one block after another: its warps, their MMAs, their TMA stores, its TMA loads.
+    Agents of a CTA, one block after another: its warps, their MMAs, their TMA stores (and what else ``kinds``
+    names), its TMA loads.
     """
+
+    kinds: tuple[str, ...] = ("{}", "an MMA of {}", "a TMA store of {}")
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
         self.warps = len(cluster.ctas[0].warps)
-        self.per_cta = 3 * self.warps + LOADS
+        self.per_cta = len(self.kinds) * self.warps + LOADS
         count = 1 + self.per_cta * len(cluster.ctas)
         self.epochs = np.ones(count, dtype=np.int32)
         self.generic = np.zeros(count, dtype=bool)
@@ -92,23 +95,23 @@ class ClusterChecker:
                 self.known[warp].over[agent] = 1
 
     def agent(self, warp: Any, kind: int = 0) -> int:
-        """A warp's agent: 0 itself, 1 its MMAs, 2 its TMA stores."""
+        """A warp's agent: 0 itself, 1 its MMAs, 2 its TMA stores, and so on as in ``kinds``."""
         return int(1 + warp.cta.rank * self.per_cta + kind * self.warps + warp.index)
 
     def next_load(self, warp: Any) -> int:
         """The agent of a CTA's next TMA load."""
         rank = warp.cta.rank
         self.loads[rank] += 1
-        return int(1 + rank * self.per_cta + 3 * self.warps + self.loads[rank] % LOADS)
+        return int(1 + rank * self.per_cta + len(self.kinds) * self.warps + self.loads[rank] % LOADS)
 
     def name(self, agent: int) -> str:
         """Who an agent is."""
         rank, place = divmod(agent - 1, self.per_cta)
         cta = self.cluster.ctas[rank]
         kind, index = divmod(place, self.warps)
-        if kind > 2:
+        if kind >= len(self.kinds):
             return f"a TMA load of CTA {cta.number}"
-        return ("{}", "an MMA of {}", "a TMA store of {}")[kind].format(cta.warps[index].name)
+        return self.kinds[kind].format(cta.warps[index].name)
 
     def site(self, place: Any) -> int:
         """Number of a place in the code."""
@@ -185,10 +188,12 @@ class ClusterChecker:
 class CheckedEngines(Engines):
     """Engines that tell the checker of every access and of everything that orders them."""
 
+    checker_of = ClusterChecker
+
     def _checker(self, warp: Any) -> ClusterChecker:
         cluster = warp.cta.cluster
         if cluster.checker is None:
-            cluster.checker = ClusterChecker(cluster)
+            cluster.checker = self.checker_of(cluster)
         checker: ClusterChecker = cluster.checker
         return checker
 
@@ -255,7 +260,7 @@ class CheckedEngines(Engines):
         self._checker(warp).write(self._by_lanes(warp), cta, np.unique(offsets // CELL))
 
     def load_begins(
-        self, warp: Any, tensor_map: TensorMap, offset: int, targets: list[tuple[Any, Mbarrier]]
+        self, warp: Any, size: int, offset: int, targets: list[tuple[Any, Mbarrier]]
     ) -> Knowledge:
         """See Engines."""
         checker = self._checker(warp)
@@ -263,8 +268,8 @@ class CheckedEngines(Engines):
         checker.epochs[agent] += 1
         epoch = int(checker.epochs[agent])
         for cta, _ in targets:
-            cta.shared.check(offset, offset + tensor_map.box_bytes, warp.site())
-            cells = slice(offset // CELL, (offset + tensor_map.box_bytes) // CELL)
+            cta.shared.check(offset, offset + size, warp.site())
+            cells = slice(offset // CELL, (offset + size) // CELL)
             checker.write(self._asynchronous(warp, agent, epoch), cta, cells)
         knows = checker.known[warp].copy()
         knows.over[agent] = epoch

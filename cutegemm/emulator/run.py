@@ -13,8 +13,11 @@ from cutegemm.emulator import (
     ops_control,
     ops_float,
     ops_integer,
+    ops_launch,
     ops_mbarrier,
     ops_memory,
+    ops_packed,
+    ops_tcgen05,
     ops_tma,
     ops_wgmma,
 )
@@ -26,7 +29,18 @@ from cutegemm.emulator.memory import SHARED_BASE, GlobalMemory, tensor_region
 from cutegemm.emulator.ptx import parse
 from cutegemm.emulator.trace import Trace
 
-FAMILIES = (ops_control, ops_float, ops_integer, ops_mbarrier, ops_memory, ops_tma, ops_wgmma)
+FAMILIES = (
+    ops_control,
+    ops_float,
+    ops_integer,
+    ops_launch,
+    ops_mbarrier,
+    ops_memory,
+    ops_packed,
+    ops_tcgen05,
+    ops_tma,
+    ops_wgmma,
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,7 @@ def run(
     check: bool = False,
     ptx: str | None = None,
     barrier_labels: Mapping[int, str] | None = None,
+    sms: int | None = None,
 ) -> Emulation:
     """Runs a compiled kernel on CPU tensors, which are written in place.
 
@@ -71,6 +86,7 @@ def run(
     check       whether races and uninitialised reads of shared memory are looked for
     ptx         device code to run instead of the compiled one's
     barrier_labels   what to call the mbarriers in reports, by their offset in shared memory
+    sms         SMs of the emulated GPU; None: as many as an H200 or a B200 has
 
     Raises EmulationError and its subclasses for faults of the kernel.
     """
@@ -88,7 +104,7 @@ def run(
     launch = launch_of(_host_of(compiled), program.module, arguments)
     if launch is None:
         return Emulation(None, {}, Trace(), None)
-    machine = Machine(program, launch, memory, seed, check)
+    machine = Machine(program, launch, memory, seed, check, sms)
     machine.barrier_labels = dict(barrier_labels or {})
     with _older_objects_set_aside():
         machine.run()

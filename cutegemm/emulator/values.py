@@ -14,7 +14,15 @@ Lanes: TypeAlias = NDArray[Any]
 Value: TypeAlias = int | Lanes
 
 LANES = 32
-UNSIGNED = {1: np.bool_, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+# 128 bits are only moved, never computed with.
+UNSIGNED: dict[int, Any] = {
+    1: np.bool_,
+    8: np.uint8,
+    16: np.uint16,
+    32: np.uint32,
+    64: np.uint64,
+    128: np.dtype("V16"),
+}
 SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 LANE_NUMBERS = np.arange(LANES, dtype=np.uint32)
 ALL_LANES = np.ones(LANES, dtype=bool)

@@ -1,0 +1,223 @@
+"""The fifth-generation tensor core and its memory: MMAs in flight, loads, stores, and who hears of their end.
+
+MMAs of a warp are done in order. In the plain mode they are done where they are committed; with a seed at
+any time between their issue and the wait for their commit. A load from tensor memory is done where it is issued
+or where it is waited for, a store likewise. Code that nowhere waits for its loads relies on the assembler, which
+makes the first use of a result wait; code that does wait must do so before every use.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from cutegemm.emulator import tcgen05, tmem
+from cutegemm.emulator.engines import SYNC_CYCLES, Engines, Task
+from cutegemm.emulator.faults import OutOfBoundsError, RaceError
+from cutegemm.emulator.mbarrier import Mbarrier
+from cutegemm.emulator.values import Lanes
+
+# Cost model, about that of a B200: multiply-adds of 16-bit operands per cycle and SM (of M = 128 at least);
+# columns of 32 lanes that tensor memory reads or writes in a cycle for one warp.
+MULTIPLY_ADDS = 4096
+COLUMNS_PER_CYCLE = 4
+LOAD_CYCLES = 20
+EARLY = 0.2  # with a seed: chance that MMAs are started before they are committed
+
+
+class Loading:
+    """In a register from tcgen05.ld to the wait for it: whoever looks at it is told off."""
+
+    def __init__(self, warp: Any, where: object) -> None:
+        self._warp = warp
+        self._where = where
+
+    def __getattr__(self, name: str) -> Any:
+        raise RaceError(
+            f"{self._warp.here()} reads a result of {self._where} before tcgen05.wait::ld says that it "
+            "is there"
+        )
+
+
+@dataclass
+class Load:
+    """A load that is waited for: result registers, what they hold meanwhile, and how to get the values."""
+
+    slots: tuple[int, ...]
+    mark: Loading
+    values: Callable[[], Lanes]
+
+
+@dataclass
+class TensorQueue:
+    """A warp's tensor instructions.
+
+    open     MMAs issued and neither committed nor started
+    loads, stores   not waited for
+    ctas     of the MMAs: one, or a pair
+    ways     of arrivals to other CTAs, by their rank
+    """
+
+    ctas: tuple[Any, ...] = ()
+    open: list[tcgen05.Mma] = field(default_factory=list)
+    uncommitted: bool = False
+    loads: list[Load] = field(default_factory=list)
+    stores: list[Callable[[], None]] = field(default_factory=list)
+    finish: int = 0
+    ways: dict[int, object] = field(default_factory=dict)
+
+
+def queue_of(warp: Any) -> TensorQueue:
+    """The warp's queue."""
+    queue: TensorQueue | None = warp.engines.get("tensor")
+    if queue is None:
+        queue = warp.engines["tensor"] = TensorQueue()
+    return queue
+
+
+class TensorEngines(Engines):
+    """Engines of an SM with tensor memory."""
+
+    # --- allocation ------------------------------------------------------------------------------------
+
+    def allocated(self, warp: Any, request: tmem.AllocationRequest) -> None:
+        """A warp has got the columns it asked for."""
+
+    def freed(self, warp: Any, start: int, columns: int) -> None:
+        """A warp is about to give columns back."""
+
+    # --- MMAs ------------------------------------------------------------------------------------------
+
+    def issue_mma(self, warp: Any, ctas: tuple[Any, ...], mma: tcgen05.Mma) -> None:
+        """A thread issues an MMA of its CTA or of a pair."""
+        queue = queue_of(warp)
+        if queue.ctas != ctas and queue.open:
+            self._start_mmas(warp, queue)
+        queue.ctas = ctas
+        queue.open.append(mma)
+        queue.uncommitted = True
+        instruction = mma.instruction
+        rows = max(instruction.rows, tmem.ROWS)
+        cycles = rows * instruction.n * instruction.k * instruction.element // 2 // MULTIPLY_ADDS
+        begin = max(warp.clock, *(cta.tensor_free[0] for cta in ctas))
+        queue.finish = begin + cycles
+        for cta in ctas:
+            cta.tensor_free[0] = queue.finish
+        self.trace.add(
+            warp, "mma", f"{instruction}, D at column {mma.column}", begin, queue.finish, engine="tensor core"
+        )
+        warp.clock += 1
+        if self.chance is not None and self.chance.random() < EARLY:
+            self._start_mmas(warp, queue)
+
+    def _start_mmas(self, warp: Any, queue: TensorQueue) -> None:
+        """What is open may be done from now on."""
+        mmas, ctas, queue.open = queue.open, queue.ctas, []
+        if mmas:
+            self.start(Task(queue, lambda: self._run_mmas(warp, ctas, mmas)))
+
+    def _run_mmas(self, warp: Any, ctas: tuple[Any, ...], mmas: list[tcgen05.Mma]) -> None:
+        for cta in ctas:
+            if all(other.done for other in cta.warps):
+                raise OutOfBoundsError(
+                    f"{mmas[0].where}: the MMA is done after CTA {cta.number}, whose memory it uses, has exited"
+                )
+            cta.sm.memory.check(cta, mmas[0].column, mmas[0].instruction.columns, mmas[0].where)
+        tcgen05.run(ctas, mmas)
+        self.machine.events += 1
+
+    def commit_mmas_to(self, warp: Any, targets: list[tuple[Any, Mbarrier]]) -> None:
+        """Each target's barrier gets an arrival once all MMAs issued so far are done."""
+        queue = queue_of(warp)
+        self._start_mmas(warp, queue)
+        queue.uncommitted = False
+        token = self.commit_begins(warp)
+        where, finish = warp.site(), max(queue.finish, warp.clock)
+        warp.clock += SYNC_CYCLES
+
+        def arrive(cta: Any, barrier: Mbarrier) -> None:
+            if all(other.done for other in cta.warps):
+                raise OutOfBoundsError(f"{where}: arrives at the {barrier.name} after that CTA has exited")
+            self.load_ends(barrier, token)
+            self.machine.events += 1
+            barrier.arrive(1, warp, where, finish, what="MMAs of ")
+
+        def done() -> None:
+            for cta, barrier in targets:
+                # What goes to one CTA arrives in order; what goes to oneself, at once.
+                lane = queue.ways.setdefault(cta.rank, object())
+                task = Task(lane, partial(arrive, cta, barrier))
+                if cta is warp.cta:
+                    task.run()
+                else:
+                    self.start(task)
+
+        self.start(Task(queue, done))
+
+    def commit_begins(self, warp: Any) -> Any:
+        """A commit is issued; what is returned is given to ``load_ends``."""
+        return None
+
+    # --- loads and stores ------------------------------------------------------------------------------
+
+    def load_tensor(self, warp: Any, slots: tuple[int, ...], window: tmem.Window) -> None:
+        """A warp loads registers from tensor memory."""
+        memory, where = warp.cta.sm.memory, warp.site()
+        memory.check(warp.cta, window.column, window.columns, where)
+        begin = warp.clock
+        cycles = LOAD_CYCLES + window.columns // COLUMNS_PER_CYCLE
+        self.trace.add(warp, "read", f"{window}", begin, begin + cycles, engine="tensor memory")
+        warp.clock += cycles
+        if not self.machine.program.waits_for_loads:
+            for slot, row in zip(slots, window.read(memory), strict=True):
+                warp.r[slot] = row
+            return
+        mark = Loading(warp, where)
+        late = self.chance is not None and self.chance.random() < 0.5
+        if late:
+            load = Load(slots, mark, lambda: window.read(memory))
+        else:
+            values = window.read(memory)
+            load = Load(slots, mark, lambda: values)
+        for slot in slots:
+            warp.r[slot] = mark
+        queue_of(warp).loads.append(load)
+
+    def wait_loads(self, warp: Any) -> None:
+        """All loads of a warp are done, their results are in the registers."""
+        queue = queue_of(warp)
+        for load in queue.loads:
+            for slot, row in zip(load.slots, load.values(), strict=True):
+                if warp.r[slot] is load.mark:
+                    warp.r[slot] = row
+        queue.loads = []
+
+    def store_tensor(self, warp: Any, block: Lanes, window: tmem.Window) -> None:
+        """A warp stores registers, (registers, lanes), to tensor memory."""
+        memory, where = warp.cta.sm.memory, warp.site()
+        memory.check(warp.cta, window.column, window.columns, where)
+        warp.clock += window.columns // COLUMNS_PER_CYCLE
+        if self.chance is not None and self.chance.random() < 0.5:
+            queue_of(warp).stores.append(lambda: window.write(memory, block))
+        else:
+            window.write(memory, block)
+
+    def wait_stores_to_tensor(self, warp: Any) -> None:
+        """All stores of a warp to tensor memory are done."""
+        queue = queue_of(warp)
+        for write in queue.stores:
+            write()
+        queue.stores = []
+
+    def fence_tensor(self, warp: Any, after: bool) -> None:
+        """tcgen05.fence: without effect where everything is visible at once."""
+
+    # --- the end ---------------------------------------------------------------------------------------
+
+    def warp_exits(self, warp: Any) -> None:
+        """See Engines; the last warp of a CTA must leave no tensor memory allocated."""
+        super().warp_exits(warp)
+        self.wait_stores_to_tensor(warp)
+        cta = warp.cta
+        if all(other.done for other in cta.warps):
+            tmem.leave(cta)
