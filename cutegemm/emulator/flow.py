@@ -69,5 +69,6 @@ def role_of(opcode: str) -> str:
 def roles(statements: Sequence[Statement], reach: Reach) -> list[str]:
     """Who a warp is at each statement: what it can still reach is for one role only, else ""."""
     own = [frozenset({role_of(statement.opcode)} - {""}) for statement in statements]
-    marks = reach.backward(frozenset(), lambda pc, following: own[pc].union(*following))
+    nobody: frozenset[str] = frozenset()
+    marks = reach.backward(nobody, lambda pc, following: own[pc].union(*following))
     return [next(iter(found)) if len(found) == 1 else "" for found in marks]

@@ -135,8 +135,8 @@ class Operand:
         if swizzle not in SWIZZLE_SPAN or d >> 46 & 7 != 1 or d >> 49 & 0xF:
             raise MisuseError(
                 f"the operand descriptor 0x{d:016x} has swizzle {swizzle}, version {d >> 46 & 7}, base "
-                f"offset {d >> 49 & 7} and leading mode {d >> 52 & 1}; known are swizzle 0, 2, 4, 6 with version 1 "
-                "and zeros"
+                f"offset {d >> 49 & 7} and leading mode {d >> 52 & 1}; known are "
+                "swizzle 0, 2, 4, 6 with version 1 and zeros"
             )
         return (
             (d >> 16 & 0x3FFF) << 4,

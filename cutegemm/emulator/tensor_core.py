@@ -1,9 +1,9 @@
 """The fifth-generation tensor core and its memory: MMAs in flight, loads, stores, and who hears of their end.
 
 MMAs of a warp are done in order. In the plain mode they are done where they are committed; with a seed at
-any time between their issue and the wait for their commit. A load from tensor memory is done where it is issued
-or where it is waited for, a store likewise. Code that nowhere waits for its loads relies on the assembler, which
-makes the first use of a result wait; code that does wait must do so before every use.
+any time between their issue and the wait for their commit. A load from tensor memory is done where it is
+issued or where it is waited for, a store likewise. Code that nowhere waits for its loads relies on the
+assembler, which makes the first use of a result wait; code that does wait must do so before every use.
 """
 
 from collections.abc import Callable
@@ -120,7 +120,8 @@ class TensorEngines(Engines):
         for cta in ctas:
             if all(other.done for other in cta.warps):
                 raise OutOfBoundsError(
-                    f"{mmas[0].where}: the MMA is done after CTA {cta.number}, whose memory it uses, has exited"
+                    f"{mmas[0].where}: the MMA is done after CTA {cta.number}, whose memory it uses, "
+                    "has exited"
                 )
             cta.sm.memory.check(cta, mmas[0].column, mmas[0].instruction.columns, mmas[0].where)
         tcgen05.run(ctas, mmas)
