@@ -183,6 +183,12 @@ FAULTS = {
         (BarrierCountError, DeadlockError, RaceError),
         config=CLUSTERED,
     ),
+    "a tile handed out twice": Fault(
+        anywhere(r"mov\.u32(\s+%r\d+), %ctaid\.x;", r"and.b32\1, %ctaid.x, -2;"),
+        (RaceError,),
+        r"write-after-write in global memory, element \d+ of argument 2: .*bulk_group\S* .* by consumer .* "
+        r"of CTA 1 meets the write of a TMA store of consumer .* of CTA 0 at",
+    ),
     "multicast to one CTA only": Fault(
         anywhere(r"\.multicast::cluster(\S*\s+[^;]*\}\], \[%r\d+\]), %rs\d+,", r".multicast::cluster\1, 1,"),
         (DeadlockError, BarrierCountError),

@@ -14,6 +14,7 @@ from cutegemm.emulator.faults import (
     ConvergenceError,
     DeadlockError,
     OutOfBoundsError,
+    RaceError,
     UnknownInstructionError,
 )
 from cutegemm.emulator.machine import LaunchRecord, Machine
@@ -43,7 +44,13 @@ HEADER = """
 
 
 def launch(
-    body: str, out: torch.Tensor, grid: int = 1, threads: int = 32, cluster: int = 1, seed: int | None = None
+    body: str,
+    out: torch.Tensor,
+    grid: int = 1,
+    threads: int = 32,
+    cluster: int = 1,
+    seed: int | None = None,
+    check: bool = False,
 ) -> Machine:
     """Runs a body with %rd0 = address of ``out``, %rd1 = the thread's own 32-bit word of it."""
     memory = GlobalMemory()
@@ -51,7 +58,7 @@ def launch(
     record = LaunchRecord(
         (grid, 1, 1), (threads, 1, 1), (cluster, 1, 1), 4096, struct.pack("<Q", out.data_ptr())
     )
-    machine = Machine(program_of(HEADER + body + "\nret;\n}\n"), record, memory, seed)
+    machine = Machine(program_of(HEADER + body + "\nret;\n}\n"), record, memory, seed, check)
     machine.run()
     return machine
 
@@ -255,6 +262,57 @@ def test_clusters_wait_for_each_other_through_global_memory(seed: int | None) ->
     out = torch.zeros(33, dtype=torch.int32)
     launch(body, out, grid=4, seed=seed)
     assert out.tolist() == [3] * 33
+
+
+def checked(body: str, **sizes: int) -> list[int]:
+    """What a body leaves in its words, with the search for races."""
+    out = torch.zeros(64, dtype=torch.int32)
+    launch(body, out, check=True, **sizes)
+    return [int(value) for value in out.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        ("st.global.b32 [%rd1], 1;", "st.global.b32 [%rd1], 2;", "write-after-write"),
+        ("st.global.b32 [%rd1], 1;", "ld.global.b32 %r5, [%rd1];", "read-after-write"),
+        ("ld.global.b32 %r5, [%rd1];", "st.global.b32 [%rd1], 1;", "write-after-read"),
+    ],
+)
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_ctas_that_meet_in_global_memory_unordered(first: str, second: str, kind: str, cluster: int) -> None:
+    body = f"""
+        setp.ne.b32 %p0, %r30, 0; @%p0 bra SECOND;
+        {first} bra END;
+        SECOND: {second}
+        END:"""
+    with pytest.raises(
+        RaceError, match=rf"{kind} in global memory, element 0 of out: .* of CTA 1 meets .*CTA 0"
+    ):
+        checked(body, grid=2, cluster=cluster)
+    ordered = f"""
+        setp.ne.b32 %p0, %r30, 0; @%p0 bra SECOND;
+        {first} barrier.cluster.arrive; barrier.cluster.wait; bra END;
+        SECOND: barrier.cluster.arrive; barrier.cluster.wait; {second}
+        END:"""
+    if cluster == 2:
+        checked(ordered, grid=2, cluster=2)
+
+
+@pytest.mark.parametrize("wait", ["bra POLL;", ""])
+def test_a_flag_in_global_memory_orders_if_it_is_waited_for(wait: str) -> None:
+    body = f"""
+        setp.ne.b32 %p0, %r30, 0; @%p0 bra READER;
+        st.global.b32 [%rd1], 7; bar.warp.sync -1;
+        fence.acq_rel.gpu; st.release.gpu.global.b32 [%rd0+128], 1; bra END;
+        READER: POLL: ld.acquire.gpu.global.b32 %r1, [%rd0+128]; setp.eq.b32 %p1, %r1, 1; @%p1 bra GO; {wait}
+        GO: ld.global.b32 %r2, [%rd1]; add.s32 %r2, %r2, 1; st.global.b32 [%rd1], %r2;
+        END:"""
+    if wait:
+        assert checked(body, grid=2)[:33] == [8] * 32 + [1]
+    else:
+        with pytest.raises(RaceError, match="read-after-write in global memory"):
+            checked(body.replace("st.release.gpu.global.b32 [%rd0+128], 1;", ""), grid=2)
 
 
 def test_polling_for_what_nobody_writes_is_a_deadlock() -> None:

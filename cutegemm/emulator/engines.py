@@ -141,6 +141,24 @@ class Engines:
         cta.shared.store(offsets, values, width, warp.site())
         self.machine.events += 1
 
+    # --- global memory ---------------------------------------------------------------------------------
+
+    def load_global(self, warp: Any, addresses: Lanes, width: int) -> Lanes:
+        """Lanes read global memory."""
+        values: Lanes = self.machine.memory.load(addresses, width, warp.site())
+        return values
+
+    def store_global(self, warp: Any, addresses: Lanes, values: Lanes, width: int) -> None:
+        """Lanes write global memory."""
+        self.machine.memory.store(addresses, values, width, warp.site())
+        self.machine.events += 1
+
+    def release_global(self, warp: Any, addresses: Lanes) -> None:
+        """Lanes are about to write words by which others may learn that they are this far."""
+
+    def acquire_global(self, warp: Any, addresses: Lanes) -> None:
+        """Lanes have read such words."""
+
     # --- TMA -------------------------------------------------------------------------------------------
 
     def tma_load(
@@ -219,6 +237,9 @@ class Engines:
             for task in group:
                 task.run()
         stores.groups = stores.groups[split:]
+
+    def stores_written(self, warp: Any) -> None:
+        """After ``wait_stores``: those groups have arrived in global memory. Here they always have."""
 
     def _stores(self, warp: Any) -> StoreQueue:
         stores = warp.engines.get("store")

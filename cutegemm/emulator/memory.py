@@ -25,6 +25,7 @@ class Region:
 
     first, end   addresses of its elements' first byte and of one past the last
     base         address of ``data[0]``; data is the whole allocation, of which the region may be a part
+    unit         bytes of an element
     """
 
     name: str
@@ -32,6 +33,7 @@ class Region:
     data: Lanes
     first: int
     end: int
+    unit: int = 1
     views: dict[int, Lanes] = field(default_factory=dict)
 
     def view(self, width: int) -> Lanes:
@@ -49,7 +51,7 @@ def tensor_region(name: str, tensor: torch.Tensor) -> Region:
     first = tensor.data_ptr()
     span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     end = first + (span + 1) * tensor.element_size() if tensor.numel() else first
-    return Region(name, storage.data_ptr(), data, first, end)
+    return Region(name, storage.data_ptr(), data, first, end, tensor.element_size())
 
 
 class GlobalMemory:

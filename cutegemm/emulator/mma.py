@@ -54,6 +54,16 @@ class Mma(NamedTuple):
     where: str
 
 
+class Issue(NamedTuple):
+    """Who issued an MMA; text only when somebody reads it."""
+
+    where: str
+    warp: Any
+
+    def __str__(self) -> str:
+        return f"{self.where} by {self.warp.name}"
+
+
 @dataclass
 class MmaGroup:
     """MMAs committed together; ``finish`` is their cycle in the cost model."""
@@ -167,7 +177,7 @@ def _while_unchanged(
 ) -> Lanes:
     """What is computed from parts of shared memory, once for all warps that ask while their bytes stay."""
     pages = cta.shared.pages
-    versions = [pages[place.first : place.end] for place in places]
+    versions = [pages[place.pages] for place in places]
     key = (kind, *map(id, places))
     known = cta.operands.get(key)
     if known is not None and known[0] == versions:

@@ -80,18 +80,32 @@ def _space(opcode_text: str) -> str:
     return "shared" if any(part.startswith("shared") for part in parts) else "generic"
 
 
-def read(warp: Any, addresses: Lanes, width: int, space: str) -> Lanes:
+def synchronises(parts: list[str]) -> bool:
+    """Whether other warps may learn from an access how far this one is: all but plain loads and stores."""
+    return not {"volatile", "relaxed", "acquire", "release", "acq_rel", "atom", "red"}.isdisjoint(parts)
+
+
+def read(warp: Any, addresses: Lanes, width: int, space: str, synchronising: bool) -> Lanes:
     """Elements at each address of global or shared memory."""
     machine = warp.cta.machine
     if space == "global" or (space == "generic" and int(addresses[0]) >= SHARED_END):
-        return machine.memory.load(addresses, width, warp.site())
+        if not synchronising:
+            loaded: Lanes = machine.hooks.load_global(warp, addresses, width)
+            return loaded
+        values: Lanes = machine.memory.load(addresses, width, warp.site())
+        machine.hooks.acquire_global(warp, addresses)
+        return values
     return _by_cta(warp, addresses, lambda cta, offsets, _: machine.hooks.load(warp, cta, offsets, width))
 
 
-def write(warp: Any, addresses: Lanes, values: Lanes, width: int, space: str) -> None:
+def write(warp: Any, addresses: Lanes, values: Lanes, width: int, space: str, synchronising: bool) -> None:
     """Writes elements at each address of global or shared memory."""
     machine = warp.cta.machine
     if space == "global" or (space == "generic" and int(addresses[0]) >= SHARED_END):
+        if not synchronising:
+            machine.hooks.store_global(warp, addresses, values, width)
+            return
+        machine.hooks.release_global(warp, addresses)
         machine.memory.store(addresses, values, width, warp.site())
         machine.events += 1
         return
@@ -133,6 +147,7 @@ def _load(statement: Statement, decoder: Decoder) -> Op:
     kind, bits = type_of(statement)
     width = bits // 8
     space = _space(statement.opcode)
+    synchronising = synchronises(statement.opcode.split("."))
 
     def op(warp: Any) -> None:
         value = warp.r[base]
@@ -141,7 +156,7 @@ def _load(statement: Statement, decoder: Decoder) -> Op:
             np.array([value + offset], dtype=np.uint64) if uniform else _lane_addresses(warp, value, offset)
         )
         for i, slot in enumerate(results):
-            part = read(warp, addresses + np.uint64(i * width), width, space)
+            part = read(warp, addresses + np.uint64(i * width), width, space, synchronising)
             if kind == "s" and bits < 32:
                 part = part.view(SIGNED[bits]).astype(np.int32).view(np.uint32)
             if uniform:
@@ -165,13 +180,14 @@ def _store(statement: Statement, decoder: Decoder) -> Op:
     sources = [decoder.source(text, statement, bits) for text in members]
     width = bits // 8
     space = _space(statement.opcode)
+    synchronising = synchronises(statement.opcode.split("."))
 
     def op(warp: Any) -> None:
         active = warp.active()
         addresses = _lane_addresses(warp, warp.r[base], offset)
         values = np.stack([lanes(warp.r[slot], bits)[active] for slot in sources], axis=1)
         for i in range(len(sources)):
-            write(warp, addresses + np.uint64(i * width), values[:, i], width, space)
+            write(warp, addresses + np.uint64(i * width), values[:, i], width, space, synchronising)
 
     return op
 
@@ -200,7 +216,7 @@ def _store_matrix(statement: Statement, decoder: Decoder) -> Op:
             matrix = halves.transpose(0, 2, 3, 1).reshape(8 * count, 8)
         else:
             matrix = registers.reshape(8 * count, 4)
-        write(warp, rows, np.ascontiguousarray(matrix).view(CHUNK)[:, 0], 16, "shared")
+        write(warp, rows, np.ascontiguousarray(matrix).view(CHUNK)[:, 0], 16, "shared", False)
         return None
 
     return op
@@ -250,9 +266,9 @@ def _atomic(statement: Statement, decoder: Decoder) -> Op:
         results: Lanes = np.zeros(LANES, dtype=UNSIGNED[bits])
         for lane in np.flatnonzero(active).tolist():
             place = addresses[lane : lane + 1]
-            old = int(read(warp, place, bits // 8, space)[0])
+            old = int(read(warp, place, bits // 8, space, True)[0])
             new = combine(old, [int(values[lane]) for values in operands_of])
-            write(warp, place, np.array([new], dtype=UNSIGNED[bits]), bits // 8, space)
+            write(warp, place, np.array([new], dtype=UNSIGNED[bits]), bits // 8, space, True)
             results[lane] = old
         if d != SINK:
             warp.r[d] = int(results[active][0]) if active.sum() == 1 and warp.mask is None else results

@@ -114,8 +114,12 @@ def _commit(statement: Statement, decoder: Decoder) -> Op:
 @opcode("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read")
 def _wait(statement: Statement, decoder: Decoder) -> Op:
     pending = decoder.source(statement.operands[0], statement, 32)
+    only_read = statement.opcode.endswith(".read")
 
     def op(warp: Any) -> None:
-        warp.cta.machine.hooks.wait_stores(warp, warp.scalar(warp.r[pending]))
+        hooks = warp.cta.machine.hooks
+        hooks.wait_stores(warp, warp.scalar(warp.r[pending]))
+        if not only_read:
+            hooks.stores_written(warp)
 
     return op

@@ -1,15 +1,10 @@
 """Looks for accesses to shared memory that nothing orders, and for reads of what nobody wrote.
 
-Every agent (a warp; its MMAs; its TMA stores; a TMA load) has an epoch, every warp a vector of the epochs it
-has heard of. Barriers carry vectors from those who arrive to those who wait. An access is in order if the
-warp that makes or issues it has heard of the earlier access. What lanes write (generic proxy) is seen by TMA
-and tensor cores (async proxy) only after fence.proxy.async, so each warp keeps a second vector: what it knows
-to be visible to them.
-
-Not looked at: global memory, and fences between reads of one proxy and writes of the other.
+An access is in order if the warp that makes or issues it has heard of the earlier access; see knowledge.py.
+Not looked at: fences between reads of one proxy and writes of the other. Global memory: global_races.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,46 +12,43 @@ import numpy as np
 from cutegemm.emulator import mma as mmas
 from cutegemm.emulator.engines import Engines
 from cutegemm.emulator.faults import RaceError, UninitializedReadError
+from cutegemm.emulator.global_races import GlobalChecker
+from cutegemm.emulator.knowledge import MMAS_OF, NOBODY, STORED_BY, STORES_OF, Agents, Knowledge
 from cutegemm.emulator.mbarrier import Mbarrier, Rendezvous
 from cutegemm.emulator.memory import SHARED_BASE
 from cutegemm.emulator.tma import TensorMap
 from cutegemm.emulator.values import Lanes
 
 CELL = 16  # bytes of shared memory that are watched together
-LOADS = 32  # TMA loads of a CTA that are told apart
-
-
-@dataclass
-class Knowledge:
-    """What a warp has heard of, by agent: epochs that are over, and those visible to the async proxy."""
-
-    over: Lanes
-    visible: Lanes
-
-    def copy(self) -> "Knowledge":
-        """An independent copy."""
-        return Knowledge(self.over.copy(), self.visible.copy())
-
-    def join(self, other: "Knowledge | None") -> None:
-        """Learns what the other knows."""
-        if other is not None:
-            np.maximum(self.over, other.over, out=self.over)
-            np.maximum(self.visible, other.visible, out=self.visible)
 
 
 class Shadow:
-    """For each cell of a CTA's shared memory: who wrote it last and when, and when each agent read it."""
+    """For each cell of a CTA's shared memory: who wrote it last and when, and when each reader read it.
 
-    def __init__(self, cells: int, agents: int) -> None:
+    reads    by agent: its epoch at the last read of each cell
+    latest   by agent: its last epoch with a read
+    """
+
+    def __init__(self, cells: int) -> None:
+        self.cells = cells
         self.writer = np.zeros(cells, dtype=np.int32)
-        self.epoch = np.zeros(cells, dtype=np.int32)
+        self.epoch = np.ones(cells, dtype=np.int32)  # of NOBODY, whose epochs are never over
         self.site = np.zeros(cells, dtype=np.int32)
-        self.read = np.zeros((cells, agents), dtype=np.int32)
+        self.reads: dict[int, Lanes] = {}
+        self.latest: dict[int, int] = {}
+
+    def note_read(self, agent: int, epoch: int, cells: Any) -> None:
+        """An agent reads cells."""
+        row = self.reads.get(agent)
+        if row is None:
+            row = self.reads[agent] = np.zeros(self.cells, dtype=np.int32)
+        row[cells] = epoch
+        self.latest[agent] = epoch
 
 
 @dataclass(frozen=True)
 class Access:
-    """One access under examination."""
+    """One access under examination; ``what`` becomes text only in a report."""
 
     agent: int
     epoch: int
@@ -65,53 +57,19 @@ class Access:
     what: Any
 
 
-class ClusterChecker:
+class ClusterChecker(Agents):
     """Agents and shadows of one cluster.
 
-    Agents of a CTA, one block after another: its warps, their MMAs, their TMA stores (and what else ``kinds``
-    names), its TMA loads.
+    loading   the TMA load that was issued last, as an access
     """
 
-    kinds: tuple[str, ...] = ("{}", "an MMA of {}", "a TMA store of {}")
-
     def __init__(self, cluster: Any) -> None:
-        self.cluster = cluster
-        self.warps = len(cluster.ctas[0].warps)
-        self.per_cta = len(self.kinds) * self.warps + LOADS
-        count = 1 + self.per_cta * len(cluster.ctas)
-        self.epochs = np.ones(count, dtype=np.int32)
-        self.generic = np.zeros(count, dtype=bool)
-        self.shadows = [Shadow(len(cta.shared.data) // CELL, count) for cta in cluster.ctas]
+        super().__init__(cluster)
+        self.loading: Access | None = None
+        self.shadows = [Shadow(len(cta.shared.data) // CELL) for cta in cluster.ctas]
         self.sites: list[Any] = [""]
         self.site_numbers: dict[Any, int] = {"": 0}
         self.read_sites: dict[int, Any] = {}
-        self.loads = [0] * len(cluster.ctas)
-        self.known: dict[Any, Knowledge] = {}
-        for cta in cluster.ctas:
-            for warp in cta.warps:
-                agent = self.agent(warp)
-                self.generic[agent] = True
-                self.known[warp] = Knowledge(np.zeros(count, np.int32), np.zeros(count, np.int32))
-                self.known[warp].over[agent] = 1
-
-    def agent(self, warp: Any, kind: int = 0) -> int:
-        """A warp's agent: 0 itself, 1 its MMAs, 2 its TMA stores, and so on as in ``kinds``."""
-        return int(1 + warp.cta.rank * self.per_cta + kind * self.warps + warp.index)
-
-    def next_load(self, warp: Any) -> int:
-        """The agent of a CTA's next TMA load."""
-        rank = warp.cta.rank
-        self.loads[rank] += 1
-        return int(1 + rank * self.per_cta + len(self.kinds) * self.warps + self.loads[rank] % LOADS)
-
-    def name(self, agent: int) -> str:
-        """Who an agent is."""
-        rank, place = divmod(agent - 1, self.per_cta)
-        cta = self.cluster.ctas[rank]
-        kind, index = divmod(place, self.warps)
-        if kind >= len(self.kinds):
-            return f"a TMA load of CTA {cta.number}"
-        return self.kinds[kind].format(cta.warps[index].name)
 
     def site(self, place: Any) -> int:
         """Number of a place in the code."""
@@ -120,73 +78,84 @@ class ClusterChecker:
             self.sites.append(place)
         return self.site_numbers[place]
 
-    # --- accesses --------------------------------------------------------------------------------------
+    def readable(self, access: Access, cta: Any, cells: Any) -> bool:
+        """Whether all cells are written and every write is seen by who reads them."""
+        shadow = self.shadows[cta.rank]
+        heard = access.knows.seen(access.asynchronous)[shadow.writer[cells]]
+        return not (shadow.epoch[cells] > heard).any()
+
+    def note_read(self, access: Access, cta: Any, cells: Any) -> None:
+        """Remembers a read."""
+        self.shadows[cta.rank].note_read(access.agent, access.epoch, cells)
+        self.read_sites[access.agent] = access.what
 
     def read(self, access: Access, cta: Any, cells: Any) -> None:
         """A read of cells. Raises RaceError, UninitializedReadError."""
-        shadow = self.shadows[cta.rank]
-        self._check_written(access, cta, shadow, cells)
-        self._check_writers(access, cta, shadow, cells, "read-after-write")
-        shadow.read[cells, access.agent] = access.epoch
-        self.read_sites[access.agent] = access.what
+        if not self.readable(access, cta, cells):
+            self._report_writer(access, cta, cells, "read-after-write")
+        self.note_read(access, cta, cells)
 
     def write(self, access: Access, cta: Any, cells: Any) -> None:
         """A write of cells. Raises RaceError."""
         shadow = self.shadows[cta.rank]
-        self._check_writers(access, cta, shadow, cells, "write-after-write")
-        late = shadow.read[cells] > access.knows.over[None, :]
-        late[:, access.agent] = False
-        if late.any():
-            row, reader = (int(i) for i in np.argwhere(late)[0])
-            raise RaceError(
-                f"write-after-read in shared memory of CTA {cta.number}, offset {self._offset(cells, row)}: "
-                f"{access.what} writes what {self.name(reader)} may still be reading "
-                f"({self.read_sites.get(reader, 'earlier')}); nothing the writer waited for says that the "
-                "read is over"
-            )
+        writers = shadow.writer[cells]
+        late = shadow.epoch[cells] > access.knows.seen(access.asynchronous)[writers]
+        if (late & (writers != NOBODY)).any():
+            self._report_writer(access, cta, cells, "write-after-write")
+        over = access.knows.over
+        for reader, row in shadow.reads.items():
+            heard = over[reader]
+            if shadow.latest[reader] > heard and (row[cells] > heard).any():
+                self._report_reader(access, cta, cells, reader)
         shadow.writer[cells] = access.agent
         shadow.epoch[cells] = access.epoch
         shadow.site[cells] = self.site(access.what)
 
-    def _check_written(self, access: Access, cta: Any, shadow: Shadow, cells: Any) -> None:
-        empty = shadow.writer[cells] == 0
-        if empty.any():
-            raise UninitializedReadError(
-                f"{access.what} reads shared memory of CTA {cta.number} at offset "
-                f"{self._offset(cells, int(empty.argmax()))}, which nobody has written"
-            )
+    def _report_reader(self, access: Access, cta: Any, cells: Any, reader: int) -> None:
+        place = int((self.shadows[cta.rank].reads[reader][cells] > access.knows.over[reader]).argmax())
+        raise RaceError(
+            f"write-after-read in shared memory of CTA {cta.number}, offset {_offset(cells, place)}: "
+            f"{access.what} writes what {self.name(reader)} may still be reading "
+            f"({self.read_sites.get(reader, 'earlier')}); nothing the writer waited for says that the "
+            "read is over"
+        )
 
-    def _check_writers(self, access: Access, cta: Any, shadow: Shadow, cells: Any, kind: str) -> None:
+    def _report_writer(self, access: Access, cta: Any, cells: Any, kind: str) -> None:
+        shadow, knows = self.shadows[cta.rank], access.knows
         writers, epochs = shadow.writer[cells], shadow.epoch[cells]
-        knows = access.knows
-        heard = knows.over[writers]
-        if access.asynchronous:
-            heard = np.where(self.generic[writers], np.minimum(knows.visible[writers], heard), heard)
-        late = (epochs > heard) & (writers != access.agent)
-        if not late.any():
-            return
+        late = epochs > knows.seen(access.asynchronous)[writers]
+        if kind == "write-after-write":
+            late &= writers != NOBODY
         row = int(late.argmax())
         writer, epoch = int(writers[row]), int(epochs[row])
-        ordered = knows.over[writer] >= epoch
+        if writer == NOBODY:
+            raise UninitializedReadError(
+                f"{access.what} reads shared memory of CTA {cta.number} at offset {_offset(cells, row)}, "
+                "which nobody has written"
+            )
         why = (
             "the write is over, but no fence.proxy.async between it and the barrier makes it visible to TMA "
             "and tensor cores"
-            if ordered
+            if knows.over[writer] >= epoch
             else "nothing the warp waited for says that the write is over"
         )
         raise RaceError(
-            f"{kind} in shared memory of CTA {cta.number}, offset {self._offset(cells, row)}: {access.what} "
-            f"meets the write of {self.name(writer)} ({self.sites[int(shadow.site[cells][row])]}); {why}"
+            f"{kind} in shared memory of CTA {cta.number}, offset {_offset(cells, row)}: {access.what} meets "
+            f"the write of {self.name(writer)} ({self.sites[int(shadow.site[cells][row])]}); {why}"
         )
 
-    @staticmethod
-    def _offset(cells: Any, row: int) -> int:
-        first = cells.start + row if isinstance(cells, slice) else int(cells[row])
-        return first * CELL - SHARED_BASE
+
+def _offset(cells: Any, row: int) -> int:
+    first = cells.start + row if isinstance(cells, slice) else int(cells[row])
+    return first * CELL - SHARED_BASE
 
 
 class CheckedEngines(Engines):
-    """Engines that tell the checker of every access and of everything that orders them."""
+    """Engines that tell the checkers of every access and of everything that orders them."""
+
+    def __init__(self, machine: Any, trace: Any, seed: int | None) -> None:
+        super().__init__(machine, trace, seed)
+        self.global_memory = GlobalChecker(machine.memory)
 
     checker_of = ClusterChecker
 
@@ -200,16 +169,13 @@ class CheckedEngines(Engines):
     # --- what orders -----------------------------------------------------------------------------------
 
     def _release(self, warp: Any, barrier: Mbarrier | Rendezvous) -> None:
-        checker = self._checker(warp)
-        knows = checker.known[warp]
-        self._give(barrier, knows)
-        agent = checker.agent(warp)
-        knows.over[agent] += 1
+        self._give(barrier, self._checker(warp).release(warp))
 
     @staticmethod
     def _give(barrier: Mbarrier | Rendezvous, knows: Knowledge) -> None:
+        """Adds to what a barrier passes on; ``knows`` is the barrier's from now on."""
         if barrier.next_release is None:
-            barrier.next_release = knows.copy()
+            barrier.next_release = knows
         else:
             barrier.next_release.join(knows)
 
@@ -235,8 +201,15 @@ class CheckedEngines(Engines):
 
     def proxy_fence(self, warp: Any) -> None:
         """See Engines."""
-        knows = self._checker(warp).known[warp]
-        np.maximum(knows.visible, knows.over, out=knows.visible)
+        self._checker(warp).known[warp].fence()
+
+    def release_global(self, warp: Any, addresses: Lanes) -> None:
+        """See Engines."""
+        self.global_memory.release(self._checker(warp), warp, addresses)
+
+    def acquire_global(self, warp: Any, addresses: Lanes) -> None:
+        """See Engines."""
+        self.global_memory.acquire(self._checker(warp), warp, addresses)
 
     # --- accesses --------------------------------------------------------------------------------------
 
@@ -251,13 +224,39 @@ class CheckedEngines(Engines):
     def load(self, warp: Any, cta: Any, offsets: Lanes, width: int) -> Lanes:
         """See Engines."""
         values = super().load(warp, cta, offsets, width)
-        self._checker(warp).read(self._by_lanes(warp), cta, np.unique(offsets // CELL))
+        self._checker(warp).read(self._by_lanes(warp), cta, offsets // CELL)
         return values
 
     def store(self, warp: Any, cta: Any, offsets: Lanes, values: Lanes, width: int) -> None:
         """See Engines."""
         super().store(warp, cta, offsets, values, width)
-        self._checker(warp).write(self._by_lanes(warp), cta, np.unique(offsets // CELL))
+        self._checker(warp).write(self._by_lanes(warp), cta, offsets // CELL)
+
+    def load_global(self, warp: Any, addresses: Lanes, width: int) -> Lanes:
+        """See Engines."""
+        values = super().load_global(warp, addresses, width)
+        access = self._by_lanes(warp)
+        self.global_memory.read_lanes(self._checker(warp), access, addresses, width)
+        return values
+
+    def store_global(self, warp: Any, addresses: Lanes, values: Lanes, width: int) -> None:
+        """See Engines."""
+        super().store_global(warp, addresses, values, width)
+        access = self._by_lanes(warp)
+        self.global_memory.write_lanes(self._checker(warp), access, addresses, width)
+
+    def tma_load(
+        self,
+        warp: Any,
+        tensor_map: TensorMap,
+        coordinates: tuple[int, ...],
+        offset: int,
+        targets: list[tuple[Any, Mbarrier]],
+    ) -> None:
+        """See Engines."""
+        super().tma_load(warp, tensor_map, coordinates, offset, targets)
+        checker = self._checker(warp)
+        self.global_memory.read_box(checker, checker.loading, tensor_map, coordinates)
 
     def load_begins(
         self, warp: Any, size: int, offset: int, targets: list[tuple[Any, Mbarrier]]
@@ -265,43 +264,53 @@ class CheckedEngines(Engines):
         """See Engines."""
         checker = self._checker(warp)
         agent = checker.next_load(warp)
-        checker.epochs[agent] += 1
-        epoch = int(checker.epochs[agent])
+        access = checker.loading = self._asynchronous(warp, agent, checker.next_epoch(agent))
+        cells = slice(offset // CELL, (offset + size) // CELL)
         for cta, _ in targets:
-            cta.shared.check(offset, offset + size, warp.site())
-            cells = slice(offset // CELL, (offset + size) // CELL)
-            checker.write(self._asynchronous(warp, agent, epoch), cta, cells)
-        knows = checker.known[warp].copy()
-        knows.over[agent] = epoch
+            cta.shared.check(offset, offset + size, access.what)
+            checker.write(access, cta, cells)
+        knows = access.knows.copy()
+        knows.rows[:, agent] = access.epoch
         return knows
 
     def load_ends(self, barrier: Mbarrier, token: Any) -> None:
         """See Engines."""
-        self._give(barrier, token)
+        self._give(barrier, token.copy())
 
     def tma_store(self, warp: Any, tensor_map: TensorMap, coordinates: tuple[int, ...], offset: int) -> None:
         """See Engines."""
         checker = self._checker(warp)
-        agent = checker.agent(warp, 2)
-        warp.cta.shared.check(offset, offset + tensor_map.box_bytes, warp.site())
+        reader, writer = checker.agent(warp, STORES_OF), checker.agent(warp, STORED_BY)
+        access = self._asynchronous(warp, reader, int(checker.epochs[reader]))
+        warp.cta.shared.check(offset, offset + tensor_map.box_bytes, access.what)
         cells = slice(offset // CELL, (offset + tensor_map.box_bytes) // CELL)
-        checker.read(self._asynchronous(warp, agent, int(checker.epochs[agent])), warp.cta, cells)
+        checker.read(access, warp.cta, cells)
+        writing = self._asynchronous(warp, writer, int(checker.epochs[writer]))
+        self.global_memory.write_box(checker, writing, tensor_map, coordinates)
         super().tma_store(warp, tensor_map, coordinates, offset)
 
     def commit_stores(self, warp: Any) -> None:
         """See Engines."""
         checker = self._checker(warp)
-        checker.epochs[checker.agent(warp, 2)] += 1
+        for kind in (STORES_OF, STORED_BY):
+            checker.next_epoch(checker.agent(warp, kind))
         super().commit_stores(warp)
 
     def wait_stores(self, warp: Any, pending: int) -> None:
         """See Engines."""
         super().wait_stores(warp, pending)
+        self._stores_over(warp, STORES_OF)
+
+    def stores_written(self, warp: Any) -> None:
+        """See Engines."""
+        self._stores_over(warp, STORED_BY)
+
+    def _stores_over(self, warp: Any, kind: int) -> None:
         checker = self._checker(warp)
-        agent = checker.agent(warp, 2)
-        waiting = len(self._stores(warp).groups)
+        agent = checker.agent(warp, kind)
         # Epoch e is the e-th group; those committed are epochs 1 .. current - 1.
-        checker.known[warp].over[agent] = int(checker.epochs[agent]) - 1 - waiting
+        over = int(checker.epochs[agent]) - 1 - len(self._stores(warp).groups)
+        checker.known[warp].rows[:, agent] = over
 
     def warp_exits(self, warp: Any) -> None:
         """See Engines."""
@@ -316,23 +325,34 @@ class CheckedEngines(Engines):
     def commit_mmas(self, warp: Any, queue: mmas.MmaQueue) -> None:
         """See Engines."""
         checker = self._checker(warp)
-        agent = checker.agent(warp, 1)
-        checker.epochs[agent] += 1
-        epoch = int(checker.epochs[agent])
+        agent = checker.agent(warp, MMAS_OF)
+        epoch = checker.next_epoch(agent)
+        series: dict[mmas.Kind, list[mmas.Mma]] = {}
         for mma in queue.open:
-            access = Access(agent, epoch, checker.known[warp], True, f"{mma.where} by {warp.name}")
-            for units in (mma.kind.a_of([mma]).quarter(warp.index % 4), mma.kind.b_of([mma]).units):
-                cells = np.unique(units)
-                warp.cta.shared.check(int(cells[0]) * CELL, (int(cells[-1]) + 1) * CELL, access.what)
-                checker.read(access, warp.cta, cells)
+            series.setdefault(mma.kind, []).append(mma)
+        for alike in series.values():
+            access = Access(agent, epoch, checker.known[warp], True, mmas.Issue(alike[0].where, warp))
+            places = [(warp.index % 4, alike[0].kind.a_of(alike)), (None, alike[0].kind.b_of(alike))]
+            for quarter, place in places:
+                warp.cta.shared.check(place.low * CELL, place.high * CELL, access.what)
+                if not checker.readable(access, warp.cta, place.cells(quarter)):
+                    self._read_each(access, warp, alike)
+                checker.note_read(access, warp.cta, place.cells(quarter))
         super().commit_mmas(warp, queue)
         if queue.groups:
             queue.groups[-1].release = epoch
+
+    def _read_each(self, access: Access, warp: Any, alike: list[mmas.Mma]) -> None:
+        """Finds the MMA whose operands are not there. Raises what ``ClusterChecker.read`` raises."""
+        for mma in alike:
+            single = replace(access, what=mmas.Issue(mma.where, warp))
+            for cells in (mma.kind.a_of([mma]).cells(warp.index % 4), mma.kind.b_of([mma]).cells()):
+                self._checker(warp).read(single, warp.cta, cells)
 
     def wait_mmas(self, warp: Any, queue: mmas.MmaQueue, pending: int) -> list[mmas.MmaGroup]:
         """See Engines."""
         complete = super().wait_mmas(warp, queue, pending)
         if complete and complete[-1].release is not None:
             checker = self._checker(warp)
-            checker.known[warp].over[checker.agent(warp, 1)] = complete[-1].release
+            checker.known[warp].rows[:, checker.agent(warp, MMAS_OF)] = complete[-1].release
         return complete

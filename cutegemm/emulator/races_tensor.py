@@ -14,13 +14,14 @@ import numpy as np
 
 from cutegemm.emulator import tcgen05, tmem
 from cutegemm.emulator.faults import RaceError, UninitializedReadError
+from cutegemm.emulator.knowledge import MMAS_OF, STORED_BY, Knowledge
 from cutegemm.emulator.mbarrier import Mbarrier, Rendezvous
-from cutegemm.emulator.races import Access, CheckedEngines, ClusterChecker, Knowledge
+from cutegemm.emulator.races import Access, CheckedEngines, ClusterChecker
 from cutegemm.emulator.tensor_core import TensorEngines, queue_of
 from cutegemm.emulator.values import Lanes
 
 ROWS = 16  # lanes of a column that are watched together
-MMAS, LOADING, STORING = 1, 3, 4  # kinds of agents that touch tensor memory
+MMAS, LOADING, STORING = MMAS_OF, STORED_BY + 1, STORED_BY + 2  # kinds of agents that touch tensor memory
 
 Cells = tuple[slice, slice]  # columns, groups of lanes
 

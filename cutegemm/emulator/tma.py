@@ -115,14 +115,14 @@ class Window:
     low: int
     high: int
 
-    def of(self, region: Region) -> Lanes:
+    def inside_of(self, region: Region) -> Lanes:
         """Its bytes in memory, to be read or written."""
         shape = tuple(part.stop - part.start for part in self.inside)
         return np.ndarray(shape, np.uint8, region.data, self.low - region.base, self.strides)
 
 
-def _window(tensor_map: TensorMap, coordinates: tuple[int, ...], unit: int = 1) -> Window | None:
-    """None if the tensor has nothing there. unit: rows are widened to a multiple of so many bytes."""
+def window_of(tensor_map: TensorMap, coordinates: tuple[int, ...], unit: int = 1) -> Window | None:
+    """The part of a box that exists, None if there is none. unit: rows are widened to multiples of it."""
     address, reach = tensor_map.address, 0
     inside: list[slice] = []
     for dimension, (at, size, box) in enumerate(
@@ -154,10 +154,10 @@ def read_box(
     tensor_map: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory, what: object
 ) -> Lanes:
     """A box's bytes, outermost dimension first: zeros where the tensor has no elements."""
-    window = _window(tensor_map, coordinates)
+    window = window_of(tensor_map, coordinates)
     if window is None:
         return np.zeros(_shape(tensor_map), dtype=np.uint8)
-    data = window.of(memory.locate(window.low, window.high, what))
+    data = window.inside_of(memory.locate(window.low, window.high, what))
     if data.size == tensor_map.box_bytes:
         return np.ascontiguousarray(data)
     box = np.zeros(_shape(tensor_map), dtype=np.uint8)
@@ -190,7 +190,7 @@ def write_box(
     Hardware writes whole 16-byte units: a row that ends inside one is written up to its end, with what the
     box holds there. Raises OutOfBoundsError if that leaves the allocation.
     """
-    window = _window(tensor_map, coordinates, UNIT)
+    window = window_of(tensor_map, coordinates, UNIT)
     if window is None:
         return
     region = memory.find(window.low, window.high, whole_allocation=True)
@@ -198,5 +198,5 @@ def write_box(
         raise OutOfBoundsError(
             f"{what} writes global memory at 0x{window.low:x}..0x{window.high - 1:x}, outside of any tensor"
         )
-    window.of(region)[:] = box[window.inside]
+    window.inside_of(region)[:] = box[window.inside]
     memory.writes += 1

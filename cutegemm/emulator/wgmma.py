@@ -10,7 +10,6 @@ es bytes an element, element (r, k) lies, before swizzling, at
     no swizzle, along M/N (r % T) * es + r / T * SBO + (k % 8) * 16 + k / 8 * LBO,    T = 16 / es
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -27,21 +26,31 @@ ELEMENTS = 8  # 16-bit elements of a 16-byte unit
 BLAS_LIMIT = 1 << 18  # multiply-adds of one BLAS call: few enough that it stays on this thread
 
 
-@dataclass(frozen=True)
 class Footprint:
     """Where an operand lies in shared memory, over some steps along K.
 
     units       indices of 16-byte units: (rows, units of K) if contiguous along K, else (K, units of rows)
-    first, end  the pages they lie in
+    low, high   the lowest of them, and one past the highest
+    pages       of shared memory that they lie in
     """
 
-    units: Lanes
-    along_rows: bool
-    first: int
-    end: int
+    def __init__(self, units: Lanes, along_rows: bool) -> None:
+        units.setflags(write=False)
+        self.units = units
+        self.along_rows = along_rows
+        self.low, self.high = int(units.min()), int(units.max()) + 1
+        self.pages = slice(self.low * 16 // PAGE, -(-self.high * 16 // PAGE))
+        self._cells: dict[int | None, slice | Lanes] = {}
 
-    def quarter(self, number: int) -> Lanes:
-        """The units of the rows that one of a warpgroup's four warps multiplies."""
+    def cells(self, quarter: int | None = None) -> slice | Lanes:
+        """Units in ascending order: all, or those of the rows that one of a warpgroup's warps multiplies."""
+        if quarter not in self._cells:
+            cells = np.unique(self.units if quarter is None else self._quarter(quarter))
+            first, end = int(cells[0]), int(cells[-1]) + 1
+            self._cells[quarter] = slice(first, end) if end - first == len(cells) else cells
+        return self._cells[quarter]
+
+    def _quarter(self, number: int) -> Lanes:
         if self.along_rows:
             width = WARP_ROWS // ELEMENTS
             return self.units[:, number * width : (number + 1) * width]
@@ -57,8 +66,7 @@ def footprint(descriptors: tuple[int, ...], rows: int, along_rows: bool) -> Foot
     units = np.concatenate(
         [_units(descriptor, rows, along_rows) for descriptor in descriptors], axis=0 if along_rows else 1
     )
-    units.setflags(write=False)
-    return Footprint(units, along_rows, int(units.min()) * 16 // PAGE, int(units.max()) * 16 // PAGE + 1)
+    return Footprint(units, along_rows)
 
 
 def start_of(descriptor: int) -> int:
@@ -89,7 +97,7 @@ def _units(descriptor: int, rows: int, along_rows: bool) -> Lanes:
 
 def gather(shared: SharedMemory, place: Footprint, kind: str) -> Lanes:
     """Operand elements as float32, (rows, K)."""
-    if place.first < 0 or place.end > len(shared.pages):
+    if place.high > len(shared.chunks):
         raise EmulationError("an operand descriptor points outside of shared memory")
     values = widen(shared.chunks[place.units].view(np.uint16), kind)
     return values.T if place.along_rows else values
