@@ -1,9 +1,9 @@
 """Looks for accesses to tensor memory that nothing orders, and for reads of cells nobody wrote.
 
 As in races.py, with more agents: a warp's MMAs are over for those who waited for a barrier they were
-committed to; its loads and stores of tensor memory once it has waited for them itself. Where the code has tcgen05.fence
-at all, knowledge of tensor memory passes between threads only through it: before what one thread signals by,
-and after what the other waits for.
+committed to; its loads and stores of tensor memory once it has waited for them itself. Where the code has
+tcgen05.fence at all, knowledge of tensor memory passes between threads only through it: before what one
+thread signals by, and after what the other waits for.
 """
 
 from dataclasses import dataclass
