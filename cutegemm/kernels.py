@@ -85,18 +85,27 @@ class Kernels:
         if not default_cache().holds(self._key(choice)):
             _builder()
 
-    def _from_cache(self, choice: Choice) -> Artifact:
+    def ptx_with_lines(self, choice: Choice) -> str:
+        """PTX of the same instructions as the artifact's with .loc directives. Raises BuildError.
+
+        Compiled apart, because with line information cubin and object are two to three times as large.
+        """
+        return self._from_cache(choice, "--generate-line-info").ptx
+
+    def _from_cache(self, choice: Choice, options: str = "") -> Artifact:
         def compile_now() -> dict[str, bytes]:
             build = _builder()
-            return build(choice.plan(self.problem), self.problem.kind(), choice.scheduler, self.target)
+            plan, kind = choice.plan(self.problem), self.problem.kind()
+            return build(plan, kind, choice.scheduler, self.target, options)
 
-        return Artifact.from_entry(default_cache().get_or_build(self._key(choice), compile_now))
+        return Artifact.from_entry(default_cache().get_or_build(self._key(choice, options), compile_now))
 
-    def _key(self, choice: Choice) -> KernelKey:
+    def _key(self, choice: Choice, options: str = "") -> KernelKey:
         """Cache key of a kernel: everything that shapes it, in words."""
         parts = (choice.plan(self.problem), self.problem.kind())
         identity = self._given_identity or scheduler_identity(choice.scheduler)
-        return kernel_key(f"{parts[0]!r}\n{parts[1]!r}\n{identity}", self.target)
+        spec = f"{parts[0]!r}\n{parts[1]!r}\n{identity}"
+        return kernel_key(f"{spec}\n{options}" if options else spec, self.target)
 
 
 def _builder() -> Callable[..., dict[str, bytes]]:

@@ -1,10 +1,25 @@
 """What an emulated kernel can be guilty of, each as an exception that says where and why."""
 
+import re
+from collections.abc import Callable
+
 from cutegemm.errors import CutegemmError
 
 
 class EmulationError(CutegemmError, RuntimeError):
     """Base of everything the emulator reports about a kernel or about its own limits."""
+
+    def located(self, source_of: Callable[[int], str]) -> "EmulationError":
+        """The same error, its text naming the source line of each instruction next to its line of the PTX.
+
+        source_of: "file:line" for a line of the PTX, "" where it is not known
+        """
+
+        def place(found: re.Match[str]) -> str:
+            source = source_of(int(found[1]))
+            return f"{found[0]}, {source}" if source else found[0]
+
+        return type(self)(re.sub(r"\bPTX line (\d+)(?!, )", place, str(self)))
 
 
 class UnknownInstructionError(EmulationError):

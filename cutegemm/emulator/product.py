@@ -8,10 +8,12 @@ import torch
 from cutegemm.callrecord import CallRecord, Outcome
 from cutegemm.emulator.faults import EmulationError
 from cutegemm.emulator.host import TensorArgument
+from cutegemm.emulator.lines import source_lines
 from cutegemm.emulator.run import Emulation, run
 from cutegemm.emulator.trace import Trace
+from cutegemm.errors import CutegemmError
 from cutegemm.hardware import Gpu
-from cutegemm.kernels import Kernels
+from cutegemm.kernels import Choice, Kernels
 from cutegemm.operands import check_call, store_path
 
 # Modes whose stride the compiled code takes to be 1.
@@ -22,6 +24,15 @@ def _ring_labels(stages: int) -> dict[int, str]:
     """The barriers of the operand ring, which come first in shared memory, by their offset."""
     arrived = {8 * i: f"inputs_arrived[{i}]" for i in range(stages)}
     return arrived | {8 * (stages + i): f"inputs_consumed[{i}]" for i in range(stages)}
+
+
+def _with_source_lines(error: EmulationError, kernels: Kernels, choice: Choice, ptx: str) -> EmulationError:
+    """A fault that names lines of the Python source too, if the compiler is there to tell them."""
+    try:
+        located = error.located(source_lines(ptx, kernels.ptx_with_lines(choice)))
+    except CutegemmError:
+        return error
+    return located.with_traceback(error.__traceback__)
 
 
 @dataclass(frozen=True)
@@ -59,19 +70,24 @@ def emulate(
     plan = choice.plan(problem)
     resident = circumstances.resident or gpu.resident_clusters(plan.cluster_ctas)
     outcome = ctypes.c_int32(-1)
-    result = run(
-        kernels.artifact(choice),
-        TensorArgument(a, _UNIT_MODE["a"][problem.a_major]),
-        TensorArgument(b, _UNIT_MODE["b"][problem.b_major]),
-        TensorArgument(out, _UNIT_MODE["out"][problem.out_major]),
-        CallRecord(*sizes, resident, 1),
-        outcome,
-        None,
-        seed=circumstances.seed,
-        check=circumstances.check,
-        ptx=circumstances.ptx,
-        barrier_labels=_ring_labels(plan.stages),
-    )
+    artifact = kernels.artifact(choice)
+    ptx = circumstances.ptx or artifact.ptx
+    try:
+        result = run(
+            artifact,
+            TensorArgument(a, _UNIT_MODE["a"][problem.a_major]),
+            TensorArgument(b, _UNIT_MODE["b"][problem.b_major]),
+            TensorArgument(out, _UNIT_MODE["out"][problem.out_major]),
+            CallRecord(*sizes, resident, 1),
+            outcome,
+            None,
+            seed=circumstances.seed,
+            check=circumstances.check,
+            ptx=ptx,
+            barrier_labels=_ring_labels(plan.stages),
+        )
+    except EmulationError as error:
+        raise _with_source_lines(error, kernels, choice, ptx) from None
     if outcome.value != Outcome.LAUNCHED:
         raise EmulationError(f"the host code refused the launch: {Outcome(outcome.value).name}")
     return replace(result, out=out)

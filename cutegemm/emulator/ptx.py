@@ -8,6 +8,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cutegemm.emulator.faults import UnknownInstructionError
 
@@ -57,7 +58,7 @@ class Statement:
     operands   texts, split at the outer commas
     guard      (predicate register, whether it is negated) or None
     line       of the PTX text
-    source     "file:line" of the kernel's source, "" without line information
+    source     "file:line" of the kernel's source, "" if the PTX does not say
     """
 
     opcode: str
@@ -99,12 +100,15 @@ _SHARED = re.compile(
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.MULTILINE)
 _LABEL = re.compile(r"([A-Za-z_$%][\w$]*)\s*:(?!:)")
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)[^\n]*")
+_INLINE = re.compile(r"// begin inline asm.*?// end inline asm", re.DOTALL)
 _GUARD = re.compile(r"@(!?)\s*([%\w$]+)\s+")
 
 
 def parse(text: str) -> Module:
     """The module of a PTX text with exactly one kernel. Raises UnknownInstructionError."""
-    plain = re.sub(r"//[^\n]*", "", text)
+    # Each line of inline assembly has a source line of its own there: all are of the statement before it.
+    located = _INLINE.sub(lambda block: re.sub(r"\.loc[^\n]*", "", block[0]), text)
+    plain = re.sub(r"//[^\n]*", "", located)
     entry = _ENTRY.search(plain)
     if entry is None:
         raise UnknownInstructionError("the PTX holds no .entry: there is no kernel to run")
@@ -173,10 +177,17 @@ class _Body:
                 scope.labels[label[1]] = self.count
                 self.position = label.end()
             elif location := _LOC.match(text, self.position):
-                self.source = f"{self.files.get(location[1], '?').rpartition('/')[2]}:{location[2]}"
+                self.source = self._source(location[1], location[2])
                 self.position = location.end()
             else:
                 yield from self._statement(scope)
+
+    def _source(self, file: str, line: str) -> str:
+        """ "file:line" as one can open it from here; "" for code the compiler made up."""
+        if line == "0" or file not in self.files:
+            return ""
+        path = Path(self.files[file])
+        return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line}"
 
     def _statement(self, scope: Scope) -> Iterator[Statement]:
         start = self.position

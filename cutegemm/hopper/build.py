@@ -19,11 +19,13 @@ HopperGemm.kernel.set_name_prefix("gemm_sm90a", remove_cutlass_symbol=True, keep
 HopperGemm.__call__.set_name_prefix("gemm_sm90a_host", remove_cutlass_symbol=True, keep_mangled_name=False)
 
 
-def build(plan: HopperPlan, problem: GemmProblem, scheduler: TileScheduler, target: str) -> dict[str, bytes]:
+def build(
+    plan: HopperPlan, problem: GemmProblem, scheduler: TileScheduler, target: str, options: str = ""
+) -> dict[str, bytes]:
     """Compiles one kernel; sizes and strides stay run-time values.
 
-    problem: the user's (not yet swapped). Returns the files of ``artifact.compile_to_files``.
-    Raises BuildError.
+    problem: the user's (not yet swapped); options: further ones of the compiler.
+    Returns the files of ``artifact.compile_to_files``. Raises BuildError.
     """
     seen = problem.swapped() if plan.config.swap_ab else problem
     facts = {
@@ -35,7 +37,11 @@ def build(plan: HopperPlan, problem: GemmProblem, scheduler: TileScheduler, targ
         "scheduler": str(scheduler),
     }
     return compile_to_files(
-        HopperGemm(plan, seen, scheduler), _fake_operands(problem, plan), target=target, facts=facts
+        HopperGemm(plan, seen, scheduler),
+        _fake_operands(problem, plan),
+        target=target,
+        facts=facts,
+        options=options,
     )
 
 
