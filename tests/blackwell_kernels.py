@@ -12,6 +12,7 @@ accumulators, so that the next tile is computed while one is stored.
 
 import os
 import tempfile
+from functools import cache
 
 import cutlass
 import cutlass.cute as cute
@@ -52,7 +53,7 @@ class Storage:
 class TinyGemm:
     """One CTA computes tiles of 128 x tile_n, or a pair of them tiles of 256 x tile_n."""
 
-    def __init__(self, tile_n: int = 64, pair: bool = False, clusters: int = 2):
+    def __init__(self, tile_n: int, pair: bool, clusters: int):
         self.pair = pair
         self.ctas = 2 if pair else 1
         self.tile = (128 * self.ctas, tile_n, TILE_K)
@@ -61,7 +62,7 @@ class TinyGemm:
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor):
         group = tcgen05.CtaGroup.TWO if cutlass.const_expr(self.pair) else tcgen05.CtaGroup.ONE
-        along_k = tcgen05.OperandMajorMode.K
+        along_k = cute.nvgpu.OperandMajorMode.K
         op = tcgen05.MmaF16BF16Op(
             OPERAND,
             cutlass.Float32,
@@ -245,8 +246,9 @@ class TinyGemm:
             mine += 1
 
 
-def compiled(gemm: TinyGemm, m: int, n: int, k: int):
-    """The gemm for a size, with PTX and host code; float16 operands, float32 result."""
+@cache
+def compiled(m: int, n: int, k: int, pair: bool = False, tile_n: int = 64, clusters: int = 1):
+    """A TinyGemm for a size, with PTX and host code; float16 operands, float32 result."""
     shapes = ((m, k, OPERAND), (n, k, OPERAND), (m, n, cutlass.Float32))
     arguments = [
         make_fake_compact_tensor(dtype, (rows, columns), stride_order=(1, 0), assumed_align=16)
@@ -254,7 +256,7 @@ def compiled(gemm: TinyGemm, m: int, n: int, k: int):
     ]
     with tempfile.TemporaryDirectory() as folder:
         options = f"--gpu-arch sm_100a --keep-ptx --dump-dir {os.path.abspath(folder)}"
-        return cute.compile(gemm, *arguments, options=options)
+        return cute.compile(TinyGemm(tile_n, pair, clusters), *arguments, options=options)
 
 
 def operands(m: int, n: int, k: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

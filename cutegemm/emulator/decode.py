@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cutegemm.emulator.faults import UnknownInstructionError
-from cutegemm.emulator.flow import Reach, live_registers, roles
+from cutegemm.emulator.flow import Reach, first_uses, live_registers, roles
 from cutegemm.emulator.ptx import Module, Scope, Statement
 from cutegemm.emulator.values import ALL_BITS, LANES, bits_of, mask_of, merge
 
@@ -83,7 +83,7 @@ class Program:
 
     @cached_property
     def waits_for_loads(self) -> bool:
-        """Whether the code waits for loads from tensor memory anywhere, and so has to before every use."""
+        """Whether the code waits for loads from tensor memory anywhere, and so has to wherever it loads."""
         return any(s.opcode.startswith("tcgen05.wait::ld") for s in self.module.statements)
 
     @cached_property
@@ -128,6 +128,8 @@ class Decoder:
         reach = Reach.of(program.module.statements, [self._jump(s) for s in program.module.statements])
         program.live = live_registers(reach, read, replaced)
         program.roles = roles(program.module.statements, reach)
+        for pc in first_uses(program.module.statements, reach, read, program.written):
+            program.ops[pc] = _using_loads(program.ops[pc])
         return program
 
     def _jump(self, statement: Statement) -> int | None:
@@ -181,14 +183,9 @@ class Decoder:
 
     def updated(self, text: str, statement: Statement) -> int:
         """Slot of a register that is read now and written some time later, by no lane in particular."""
-        slot = self.later(text, statement)
-        self._read.append(slot)
-        return slot
-
-    def later(self, text: str, statement: Statement) -> int:
-        """Slot of a register that is written some time later, by no lane in particular."""
         slot = self.result(text, statement)
         self._written.remove(slot)
+        self._read.append(slot)
         return slot
 
     def vector(self, text: str) -> list[str]:
@@ -305,6 +302,16 @@ class Decoder:
             return None
 
         return run
+
+
+def _using_loads(op: Op) -> Op:
+    """For an instruction that uses what was loaded from tensor memory and not waited for."""
+
+    def run(warp: Any) -> int | None:
+        warp.cta.machine.hooks.use_loads(warp)
+        return op(warp)
+
+    return run
 
 
 def _bits(slots: Iterable[int]) -> int:

@@ -55,6 +55,38 @@ def live_registers(reach: Reach, read: Sequence[int], replaced: Sequence[int]) -
     return reach.backward(0, step)
 
 
+def first_uses(
+    statements: Sequence[Statement], reach: Reach, read: Sequence[int], written: Sequence[int]
+) -> list[int]:
+    """Statements that may use a result of tcgen05.ld before any tcgen05.wait::ld.
+
+    Moves are no uses: compilers put them anywhere, and what they copy is as little there as before. Of
+    several uses on a way only the first counts. Sets of registers are numbers with one bit for each.
+    """
+    before = [0] * (len(reach.successors) + 1)
+    uses: set[int] = set()
+    pending = list(range(len(statements)))
+    while pending:
+        pc = pending.pop()
+        opcode, flying = statements[pc].opcode, before[pc]
+        touched = read[pc] & flying
+        if opcode.startswith("tcgen05.wait::ld"):
+            flying = 0
+        elif touched and not opcode.startswith("mov."):
+            uses.add(pc)
+            flying = 0
+        if opcode.startswith("tcgen05.ld") or (touched and flying):
+            flying |= written[pc]
+        else:
+            flying &= ~written[pc]
+        for following in reach.successors[pc]:
+            if flying & ~before[following]:
+                before[following] |= flying
+                if following < len(statements):
+                    pending.append(following)
+    return sorted(uses)
+
+
 def role_of(opcode: str) -> str:
     """Who executes an instruction, "" if anybody may."""
     if "mbarrier::complete_tx::bytes" in opcode:

@@ -127,8 +127,11 @@ def _mma(statement: Statement, decoder: Decoder) -> Op:
     def op(warp: Any) -> None:
         r, scalar = warp.r, warp.scalar
         _one_lane(warp, "an MMA")
-        instruction = tcgen05.decode_instruction(scalar(r[descriptor]), kind, group)
         ctas = tmem.pair_of(warp.cta, group, warp.site())
+        try:
+            instruction = tcgen05.decode_instruction(scalar(r[descriptor]), kind, group)
+        except MisuseError as error:
+            raise MisuseError(f"{warp.here()}: {error}") from None
         a_value = scalar(r[a])
         mma = tcgen05.Mma(
             instruction,
@@ -164,10 +167,17 @@ def _check_mma(warp: Any, ctas: tuple[Any, ...], mma: tcgen05.Mma, a_lane: int) 
             f"{warp.here()}: A in tensor memory is known for 128 rows in each CTA, contiguous along K, from "
             f"lane 0 on; this is {instruction} from lane {a_lane}"
         )
+    try:
+        for operand in (mma.a_operand, mma.b_operand):
+            if operand is not None:
+                operand.units()
+    except MisuseError as error:
+        raise MisuseError(f"{warp.here()}: {error}") from None
     for cta in ctas:
         if all(other.done for other in cta.warps):
             raise OutOfBoundsError(f"{warp.here()}: the MMA's CTA {cta.number} has exited")
         cta.sm.memory.check(cta, mma.column, instruction.columns, warp.site())
+        tmem.check_group(cta, mma.column, instruction.ctas, warp.site())
         if mma.a is None:
             cta.sm.memory.check(cta, mma.a_column, tcgen05.STEP_BYTES // 4, warp.site())
 
@@ -226,7 +236,7 @@ def _access(statement: Statement, decoder: Decoder) -> tuple[str, int, bool]:
 @opcode("tcgen05.ld.sync.aligned")
 def _load(statement: Statement, decoder: Decoder) -> Op:
     shape, count, packed = _access(statement, decoder)
-    slots = tuple(decoder.later(text, statement) for text in decoder.vector(statement.operands[0]))
+    slots = tuple(decoder.result(text, statement) for text in decoder.vector(statement.operands[0]))
     base, offset = decoder.address(statement.operands[1], statement)
     split = int(statement.operands[2], 0) if shape == "16x32bx2" else 0
     if len(slots) != tmem.SHAPES[shape][2] * count:

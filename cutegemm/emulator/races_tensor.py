@@ -98,14 +98,14 @@ class TensorChecker(ClusterChecker):
     def write_tensor(self, access: TensorAccess, cta: Any, cells: Cells) -> None:
         """A write of cells. Raises RaceError."""
         shadow = self.tensor_shadows[cta.rank]
-        self.unused(access, cta, cells, "writes")
+        self.unused(access, cta, cells, "write", "writes")
         shadow.writer[cells] = access.agent
         shadow.epoch[cells] = access.epoch
         shadow.site[cells] = self.site(access.what)
 
-    def unused(self, access: TensorAccess, cta: Any, cells: Cells, verb: str) -> None:
+    def unused(self, access: TensorAccess, cta: Any, cells: Cells, act: str, verb: str) -> None:
         """Raises RaceError unless all earlier accesses to cells are over."""
-        self._writers(access, cta, cells, "write-after-write")
+        self._writers(access, cta, cells, f"{act}-after-write")
         shadow = self.tensor_shadows[cta.rank]
         late = shadow.read[cells] > access.over[self.users]
         if access.agent in self.place:
@@ -114,7 +114,7 @@ class TensorChecker(ClusterChecker):
             return
         reader = int(self.users[np.argwhere(late)[0][2]])
         raise RaceError(
-            f"write-after-read in tensor memory of CTA {cta.number}, {_place(cells, late.any(axis=2))}: "
+            f"{act}-after-read in tensor memory of CTA {cta.number}, {_place(cells, late.any(axis=2))}: "
             f"{access.what} {verb} what {self.name(reader)} may still be reading "
             f"({self.read_sites.get(reader, 'earlier')}); {self._why(access, reader, 'the read')}"
         )
@@ -283,8 +283,11 @@ class CheckedTensorEngines(CheckedEngines, TensorEngines):
         warp.cta.sm.memory.check(warp.cta, window.column, window.columns, warp.site())
         self._tensor_checker(warp).read_tensor(self._access(warp, LOADING), warp.cta, _cells_of(window))
         super().load_tensor(warp, slots, window)
-        if not self.machine.program.waits_for_loads:
-            self._over(warp, LOADING)
+
+    def use_loads(self, warp: Any) -> None:
+        """See TensorEngines."""
+        super().use_loads(warp)
+        self._over(warp, LOADING)
 
     def store_tensor(self, warp: Any, block: Lanes, window: tmem.Window) -> None:
         """See TensorEngines."""
@@ -297,7 +300,7 @@ class CheckedTensorEngines(CheckedEngines, TensorEngines):
         checker = self._tensor_checker(warp)
         if start >= 0 and start + columns <= tmem.COLUMNS:
             cells = (slice(start, start + columns), slice(0, 8))
-            checker.unused(self._access(warp, 0), warp.cta, cells, "frees")
+            checker.unused(self._access(warp, 0), warp.cta, cells, "free", "frees")
             checker.tensor_shadows[warp.cta.rank].clear(start, columns)
         super().freed(warp, start, columns)
 

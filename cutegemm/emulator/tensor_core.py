@@ -1,9 +1,9 @@
 """The fifth-generation tensor core and its memory: MMAs in flight, loads, stores, and who hears of their end.
 
-MMAs of a warp are done in order. In the plain mode they are done where they are committed; with a seed at
-any time between their issue and the wait for their commit. A load from tensor memory is done where it is
-issued or where it is waited for, a store likewise. Code that nowhere waits for its loads relies on the
-assembler, which makes the first use of a result wait; code that does wait must do so before every use.
+MMAs of a warp are done in order: in the plain mode where they are committed, with a seed between there and
+the wait for their barrier. Stores to tensor memory are done where they are issued or where they are waited
+for. Loads are done at once, but count as under way until they are waited for or, in code that nowhere waits,
+until a result is used: there it is the assembler that makes the use wait.
 """
 
 from collections.abc import Callable
@@ -22,30 +22,6 @@ from cutegemm.emulator.values import Lanes
 MULTIPLY_ADDS = 4096
 COLUMNS_PER_CYCLE = 4
 LOAD_CYCLES = 20
-EARLY = 0.2  # with a seed: chance that MMAs are started before they are committed
-
-
-class Loading:
-    """In a register from tcgen05.ld to the wait for it: whoever looks at it is told off."""
-
-    def __init__(self, warp: Any, where: object) -> None:
-        self._warp = warp
-        self._where = where
-
-    def __getattr__(self, name: str) -> Any:
-        raise RaceError(
-            f"{self._warp.here()} reads a result of {self._where} before tcgen05.wait::ld says that it "
-            "is there"
-        )
-
-
-@dataclass
-class Load:
-    """A load that is waited for: result registers, what they hold meanwhile, and how to get the values."""
-
-    slots: tuple[int, ...]
-    mark: Loading
-    values: Callable[[], Lanes]
 
 
 @dataclass
@@ -53,7 +29,8 @@ class TensorQueue:
     """A warp's tensor instructions.
 
     open     MMAs issued and neither committed nor started
-    loads, stores   not waited for
+    loads    where the last load was issued, None if all are waited for
+    stores   not done yet
     ctas     of the MMAs: one, or a pair
     ways     of arrivals to other CTAs, by their rank
     """
@@ -61,7 +38,7 @@ class TensorQueue:
     ctas: tuple[Any, ...] = ()
     open: list[tcgen05.Mma] = field(default_factory=list)
     uncommitted: bool = False
-    loads: list[Load] = field(default_factory=list)
+    loads: Any = None
     stores: list[Callable[[], None]] = field(default_factory=list)
     finish: int = 0
     ways: dict[int, object] = field(default_factory=dict)
@@ -107,8 +84,6 @@ class TensorEngines(Engines):
             warp, "mma", f"{instruction}, D at column {mma.column}", begin, queue.finish, engine="tensor core"
         )
         warp.clock += 1
-        if self.chance is not None and self.chance.random() < EARLY:
-            self._start_mmas(warp, queue)
 
     def _start_mmas(self, warp: Any, queue: TensorQueue) -> None:
         """What is open may be done from now on."""
@@ -169,29 +144,22 @@ class TensorEngines(Engines):
         cycles = LOAD_CYCLES + window.columns // COLUMNS_PER_CYCLE
         self.trace.add(warp, "read", f"{window}", begin, begin + cycles, engine="tensor memory")
         warp.clock += cycles
-        if not self.machine.program.waits_for_loads:
-            for slot, row in zip(slots, window.read(memory), strict=True):
-                warp.r[slot] = row
-            return
-        mark = Loading(warp, where)
-        late = self.chance is not None and self.chance.random() < 0.5
-        if late:
-            load = Load(slots, mark, lambda: window.read(memory))
-        else:
-            values = window.read(memory)
-            load = Load(slots, mark, lambda: values)
-        for slot in slots:
-            warp.r[slot] = mark
-        queue_of(warp).loads.append(load)
+        for slot, row in zip(slots, window.read(memory), strict=True):
+            warp.r[slot] = row
+        queue_of(warp).loads = where
+
+    def use_loads(self, warp: Any) -> None:
+        """A result of a load is used that the code has not waited for."""
+        queue = queue_of(warp)
+        if queue.loads is not None and self.machine.program.waits_for_loads:
+            raise RaceError(
+                f"{warp.here()} uses a result of {queue.loads} before tcgen05.wait::ld says that it is there"
+            )
+        queue.loads = None
 
     def wait_loads(self, warp: Any) -> None:
-        """All loads of a warp are done, their results are in the registers."""
-        queue = queue_of(warp)
-        for load in queue.loads:
-            for slot, row in zip(load.slots, load.values(), strict=True):
-                if warp.r[slot] is load.mark:
-                    warp.r[slot] = row
-        queue.loads = []
+        """All loads of a warp are done."""
+        queue_of(warp).loads = None
 
     def store_tensor(self, warp: Any, block: Lanes, window: tmem.Window) -> None:
         """A warp stores registers, (registers, lanes), to tensor memory."""

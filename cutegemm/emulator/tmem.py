@@ -190,6 +190,18 @@ def free(cta: Any, start: int, columns: int, group: int, what: object) -> Alloca
     return allocation
 
 
+def check_group(cta: Any, column: int, group: int, what: object) -> None:
+    """Raises MisuseError unless a column was allocated for as many CTAs as an instruction is for."""
+    for allocation in cta.allocations.values():
+        inside = allocation.start <= column < allocation.start + allocation.columns
+        if inside and len(allocation.ctas) != group:
+            raise MisuseError(
+                f"{what} is for {group} CTA(s), but its columns in CTA {cta.number} were allocated for "
+                f"{len(allocation.ctas)} by {allocation.where}; all tcgen05 instructions of a kernel have "
+                "the same cta_group"
+            )
+
+
 def relinquish(cta: Any) -> None:
     """The CTA will not allocate any more; others may."""
     cta.relinquished = True
