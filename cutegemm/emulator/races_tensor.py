@@ -227,18 +227,17 @@ class CheckedTensorEngines(CheckedEngines, TensorEngines):
         """See TensorEngines."""
         checker = self._tensor_checker(warp)
         agent = checker.agent(warp, MMAS)
-        knows = checker.known[warp].copy()
-        knows.over[agent] = checker.epochs[agent]
-        checker.epochs[agent] += 1
-        checker.known[warp].over[checker.agent(warp)] += 1
+        knows = checker.release(warp)
+        knows.rows[:, agent] = checker.epochs[agent]
+        checker.next_epoch(agent)
         return knows
 
     def _over(self, warp: Any, kind: int) -> None:
         """A warp's loads or stores so far are over."""
         checker = self._tensor_checker(warp)
         agent = checker.agent(warp, kind)
-        checker.known[warp].over[agent] = checker.epochs[agent]
-        checker.epochs[agent] += 1
+        checker.known[warp].rows[:, agent] = checker.epochs[agent]
+        checker.next_epoch(agent)
 
     def wait_loads(self, warp: Any) -> None:
         """See TensorEngines."""
