@@ -302,5 +302,5 @@ def test_a_deadlock_names_who_waits_for_what() -> None:
     with pytest.raises(DeadlockError) as raised:
         run(ptx, ALONE, None)
     report = str(raised.value)
-    assert re.search(r"MMA warp 4 of CTA 0 at mbarrier\.try_wait\S* \(PTX line \d+\)", report)
+    assert re.search(r"MMA warp 4 of CTA 0 at mbarrier\.try_wait\S* \(PTX line \d+[^)]*\)", report)
     assert re.search(r"result_ready\[0\], .* supplied before by MMAs of MMA warp 4 of CTA 0", report)
