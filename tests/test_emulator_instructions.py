@@ -437,3 +437,30 @@ def test_llvm_types_have_their_natural_layout() -> None:
     attribute = parse_type("struct<(i32, array<4 x i8>, array<64 x i8>)>")
     assert (attribute.offsets, attribute.size) == ((0, 4, 8), 72)
     assert parse_type("!llvm.struct<(struct<()>, struct<(i1)>)>").size == 1
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e5m2"])
+def test_eight_bit_floats_there_and_back(name: str) -> None:
+    dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[name]
+    numbers = torch.randn(64) * 10 ** torch.randint(-4, 6, (64,)).float()
+    numbers[:6] = torch.tensor([0.0, -0.0, 1e9, -float("inf"), float("nan"), 17.0])
+    body = f"""
+        mul.wide.u32 %rd2, %r0, 8; add.s64 %rd2, %rd0, %rd2; ld.global.v2.f32 {{%f0, %f1}}, [%rd2];
+        cvt.rn.satfinite.{name}x2.f32 %h1, %f1, %f0; cvt.rn.f16x2.{name}x2 %r1, %h1;
+        mov.b32 {{%h2, %h3}}, %r1; cvt.f32.f16 %f2, %h2; cvt.f32.f16 %f3, %h3;
+        st.global.v2.f32 [%rd2], {{%f2, %f3}};"""
+    out = numbers.clone()
+    launch(body, out)
+    largest = torch.finfo(dtype).max
+    expected = numbers.clamp(-largest, largest).to(dtype).float()
+    assert torch.equal(out.nan_to_num(12345.0), expected.nan_to_num(12345.0))
+
+
+def test_a_sign_is_copied() -> None:
+    body = """
+        cvt.rn.f32.s32 %f0, %r0; sub.f32 %f1, %f0, 0f41800000;
+        copysign.f32 %f2, %f1, %f0; st.global.f32 [%rd1], %f2;"""
+    out = torch.zeros(32)
+    launch(body, out)
+    lane = torch.arange(32.0)
+    assert torch.equal(out, torch.copysign(lane, lane - 16))

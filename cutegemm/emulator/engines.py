@@ -16,7 +16,6 @@ from cutegemm.emulator.mbarrier import Mbarrier, Rendezvous
 from cutegemm.emulator.tma import TensorMap, put_box, read_box, take_box, write_box
 from cutegemm.emulator.trace import Trace
 from cutegemm.emulator.values import Lanes
-from cutegemm.emulator.wgmma import start_of
 
 # Cycles of the cost model, about those of an H200: latency of a TMA load, bytes per cycle and SM from the
 # second-level cache, cycles of an instruction that synchronises.
@@ -273,7 +272,7 @@ class Engines:
         self.trace.add(
             warp,
             "mma",
-            f"{len(group.mmas)} x m64n{first.kind.n}k16, A at {start_of(first.a)}, B at {start_of(first.b)}",
+            f"{len(group.mmas)} x {first.label}",
             begin,
             group.finish,
             engine="tensor core",

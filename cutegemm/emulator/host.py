@@ -6,6 +6,7 @@ tensors' own addresses and never followed here.
 
 import ctypes
 import re
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,8 +110,8 @@ def _build(kind: Type, leaves: list[int]) -> Any:
 def launch_of(host_mlir: str, module: Module, arguments: Sequence[Any]) -> LaunchRecord | None:
     """What the host code launches for these arguments; None if it decides not to.
 
-    arguments: torch tensors or TensorArguments, ints, ctypes structures or simple values (they are copied to
-    host memory, passed by address and copied back), None for a stream.
+    arguments: torch tensors or TensorArguments, numbers, ctypes structures or simple values (they are copied
+    to host memory, passed by address and copied back), None for a stream.
     Raises HostCodeError.
     """
     function = launching_function(host_mlir)
@@ -131,6 +132,8 @@ def launch_of(host_mlir: str, module: Module, arguments: Sequence[Any]) -> Launc
             memory.data[memory.bytes_at(address, ctypes.sizeof(argument))] = bytes(argument)
             copied.append((argument, address))
             values[name] = address
+        elif kind.kind == "float":
+            values[name] = _float_bits(float(argument), kind.bits)
         else:
             values[name] = int(argument or 0) & ((1 << 64) - 1)
     interpreter = _Interpreter(function, memory, values, module)
@@ -139,6 +142,13 @@ def launch_of(host_mlir: str, module: Module, arguments: Sequence[Any]) -> Launc
         size = ctypes.sizeof(argument)
         ctypes.memmove(ctypes.addressof(argument), bytes(memory.data[memory.bytes_at(address, size)]), size)
     return record
+
+
+def _float_bits(number: float, bits: int) -> int:
+    code = {32: "f", 64: "d"}.get(bits)
+    if code is None:
+        raise HostCodeError(f"numbers of {bits} bits are not understood as arguments of the host code")
+    return int.from_bytes(struct.pack(f"<{code}", number), "little")
 
 
 def _signed(value: int, bits: int) -> int:

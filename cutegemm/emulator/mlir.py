@@ -11,7 +11,7 @@ from cutegemm.emulator.faults import HostCodeError
 class Type:
     """An LLVM type with natural layout.
 
-    kind      "int", "ptr", "struct" or "array"
+    kind      "int", "float", "ptr", "struct" or "array"; a float's value is its bits
     size      bytes; an empty struct has none
     offsets   of a struct's or array's members
     """
@@ -43,6 +43,9 @@ def _type(text: str) -> tuple[Type, str]:
         bits = int(found[1])
         size = max(1, bits // 8)
         return Type("int", bits, size, size), text[found.end() :]
+    if found := re.match(r"(f|bf)(16|32|64)", text):
+        bits = int(found[2])
+        return Type("float", bits, bits // 8, bits // 8), text[found.end() :]
     if found := re.match(r"ptr(<\d+>)?", text):
         return Type("ptr", 64, 8, 8), text[found.end() :]
     if text.startswith("struct<("):

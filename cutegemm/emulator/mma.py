@@ -6,9 +6,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cutegemm.emulator.elements import BYTES, STEP_BYTES, widen
 from cutegemm.emulator.faults import RaceError
 from cutegemm.emulator.values import Lanes, lanes
-from cutegemm.emulator.wgmma import WARP_ROWS, Footprint, footprint, gather, multiply, to_fragments
+from cutegemm.emulator.wgmma import (
+    WARP_ROWS,
+    Footprint,
+    footprint,
+    gather,
+    multiply,
+    start_of,
+    to_fragments,
+)
 
 
 class InFlight:
@@ -27,16 +36,30 @@ class InFlight:
 
 @dataclass(frozen=True)
 class Kind:
-    """What the opcode says: columns, operand type, which operands are contiguous along M or N."""
+    """What the instruction says: columns, types, which operands are contiguous along M or N.
+
+    sign       of the products
+    saturate   whether s32 sums stop at the ends of their range
+    """
 
     n: int
-    operand: str
-    a_along_m: bool
-    b_along_n: bool
+    a: str
+    b: str
+    d: str = "f32"
+    a_along_m: bool = False
+    b_along_n: bool = False
+    sign: int = 1
+    saturate: bool = False
 
-    def a_of(self, mmas: "list[Mma]") -> Footprint:
-        """Where A lies, all 64 rows of it, over the steps of some MMAs."""
-        return footprint(tuple(mma.a for mma in mmas), 4 * WARP_ROWS, self.a_along_m)
+    @property
+    def k(self) -> int:
+        """Elements of K."""
+        return STEP_BYTES // BYTES[self.a]
+
+    def a_of(self, mmas: "list[Mma]") -> Footprint | None:
+        """Where A lies, all 64 rows of it, over the steps of some MMAs; None if in registers."""
+        descriptors = tuple(mma.a for mma in mmas if isinstance(mma.a, int))
+        return footprint(descriptors, 4 * WARP_ROWS, self.a_along_m) if descriptors else None
 
     def b_of(self, mmas: "list[Mma]") -> Footprint:
         """Where B lies, over the steps of some MMAs."""
@@ -44,14 +67,25 @@ class Kind:
 
 
 class Mma(NamedTuple):
-    """One issued instruction: operand descriptors, and its accumulator registers as ``slots``."""
+    """One issued instruction.
+
+    a       descriptor, or the warp's rows of A out of registers as bytes
+    b       descriptor
+    slots   accumulator registers
+    """
 
     kind: Kind
-    a: int
+    a: int | Lanes
     b: int
     slots: tuple[int, ...]
     accumulate: bool
     where: str
+
+    @property
+    def label(self) -> str:
+        """Shape and place of A and B, for the trace."""
+        a = f"at {start_of(self.a)}" if isinstance(self.a, int) else "in registers"
+        return f"m64n{self.kind.n}k{self.kind.k}, A {a}, B at {start_of(self.b)}"
 
 
 class Issue(NamedTuple):
@@ -81,7 +115,7 @@ class MmaQueue:
 
     open     issued and not committed
     groups   committed and not waited for
-    blocks   accumulators of MMAs in flight, by their registers: (registers, lanes) of float32
+    blocks   accumulators of MMAs in flight, by their registers: (registers, lanes) of 32 bits
     settled  accumulators as they were put into registers, which they still fill if nobody wrote to those
     """
 
@@ -115,13 +149,12 @@ def commit(warp: Any, queue: MmaQueue) -> MmaGroup:
 
 
 def _accumulators(warp: Any, queue: MmaQueue, slots: tuple[int, ...]) -> Lanes:
-    """What the registers hold, (registers, lanes) of float32."""
+    """What the registers hold, (registers, lanes)."""
     r = warp.r
     block, rows = queue.settled.pop(slots, (None, []))
     if block is not None and all(r[slot] is row for slot, row in zip(slots, rows, strict=True)):
         return block
-    stacked: Lanes = np.stack([lanes(r[slot], 32) for slot in slots]).view(np.float32)
-    return stacked
+    return np.stack([lanes(r[slot], 32) for slot in slots])
 
 
 def wait(warp: Any, queue: MmaQueue, pending: int) -> list[MmaGroup]:
@@ -154,31 +187,61 @@ def run(warp: Any, queue: MmaQueue, group: MmaGroup) -> None:
             series.pop(mma.slots, None)
         series.setdefault(mma.slots, []).append(mma)
     for slots, mmas in series.items():
-        product = _products(warp.cta, mmas)[warp.index % 4]
-        before = queue.blocks[slots]
-        queue.blocks[slots] = product + before if mmas[0].accumulate and before is not None else product
+        block = queue.blocks[slots] if mmas[0].accumulate else None
+        # Rounding or saturating after each instruction is not the same as after the last.
+        steps = [mmas] if mmas[0].kind.d == "f32" else [[mma] for mma in mmas]
+        for step in steps:
+            block = _added(step[0].kind, _products(warp, step), block)
+        queue.blocks[slots] = block
 
 
-def _products(cta: Any, mmas: list[Mma]) -> Lanes:
-    """Sums of products of a warpgroup's four warps, as registers hold them: (warps, registers, lanes)."""
-    kind = mmas[0].kind
+def _added(kind: Kind, products: Lanes, before: Lanes | None) -> Lanes:
+    """Sums of products, (elements of a lane, lanes), added to accumulators; as registers hold them."""
+    if kind.sign < 0:
+        products = -products
+    if kind.d == "f32":
+        return products if before is None else products + before.view(np.float32)
+    if kind.d == "s32":
+        total = products if before is None else products + before.view(np.int32)
+        if kind.saturate:
+            total = total.clip(-(2**31), 2**31 - 1)
+        return total.astype(np.int64).astype(np.int32)
+    # A register holds two neighbours of a row: elements 2i and 2i + 1.
+    pairs = products.reshape(-1, 2, 32).transpose(0, 2, 1)
+    if before is not None:
+        pairs = pairs + np.ascontiguousarray(before).view(np.float16).reshape(*before.shape, 2)
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(pairs.astype(np.float16)).view(np.uint32)[..., 0]
+
+
+def _products(warp: Any, mmas: list[Mma]) -> Lanes:
+    """Sums of products over the steps of some MMAs, for one warp: (elements of a lane, lanes)."""
+    cta, kind = warp.cta, mmas[0].kind
     a, b = kind.a_of(mmas), kind.b_of(mmas)
 
-    def compute() -> Lanes:
-        left = gather(cta.shared, a, kind.operand)
-        right = _while_unchanged(cta, (b,), kind.operand, lambda: gather(cta.shared, b, kind.operand))
-        return to_fragments(multiply(left, right))
+    def right() -> Lanes:
+        return _while_unchanged(cta, kind.b, (b,), lambda: gather(cta.shared, b, kind.b))
 
-    return _while_unchanged(cta, (a, b), kind.operand, compute)
+    if a is None:
+        rows = np.concatenate([mma.a for mma in mmas], axis=1)
+        own: Lanes = to_fragments(multiply(widen(rows.view(f"u{BYTES[kind.a]}"), kind.a), right()))[0]
+        return own
+    place = a
+
+    def of_all_warps() -> Lanes:
+        return to_fragments(multiply(gather(cta.shared, place, kind.a), right()))
+
+    of_mine: Lanes = _while_unchanged(cta, kind, (place, b), of_all_warps)[warp.index % 4]
+    return of_mine
 
 
 def _while_unchanged(
-    cta: Any, places: tuple[Footprint, ...], kind: str, compute: Callable[[], Lanes]
+    cta: Any, what: Any, places: tuple[Footprint, ...], compute: Callable[[], Lanes]
 ) -> Lanes:
     """What is computed from parts of shared memory, once for all warps that ask while their bytes stay."""
     pages = cta.shared.pages
     versions = [pages[place.pages] for place in places]
-    key = (kind, *map(id, places))
+    key = (what, *map(id, places))
     known = cta.operands.get(key)
     if known is not None and known[0] == versions:
         return known[2]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from cutegemm.emulator.decode import Decoder, Op, opcode
+from cutegemm.emulator.elements import float8_bits, widen
 from cutegemm.emulator.ptx import Statement
 from cutegemm.emulator.values import (
     UNSIGNED,
@@ -20,6 +21,7 @@ from cutegemm.emulator.values import (
 )
 
 _NARROW: dict[str, Callable[[Any], Any]] = {"bf16": bfloat16_bits, "f16": float16_bits}
+FLOAT8 = ("e4m3x2", "e5m2x2")
 _INTEGER = {f"{kind}{bits}": (kind, bits) for kind in "sub" for bits in (8, 16, 32, 64)}
 
 
@@ -30,6 +32,10 @@ def _convert(statement: Statement, decoder: Decoder) -> Op:
     flags = set(parts[:-2])
     if to in _INTEGER and origin in _INTEGER:
         return _integer_to_integer(statement, decoder, _INTEGER[to], _INTEGER[origin])
+    if to in FLOAT8 and origin == "f32" and flags - {"relu"} == {"rn", "satfinite"}:
+        return _to_float8_pair(statement, decoder, to[:-2], "relu" in flags)
+    if to == "f16x2" and origin in FLOAT8 and flags - {"relu"} == {"rn"}:
+        return _from_float8_pair(statement, decoder, origin[:-2], "relu" in flags)
     if flags - {"rn", "rna"}:
         raise decoder.unknown(statement, f"the rounding {'.'.join(sorted(flags))}")
     if to in ("bf16x2", "f16x2") and origin == "f32":
@@ -96,6 +102,31 @@ def _to_pair(statement: Statement, decoder: Decoder, narrow: Callable[[Any], Any
     return op
 
 
+def _to_float8_pair(statement: Statement, decoder: Decoder, name: str, relu: bool) -> Op:
+    """Two floats to one register: the first operand goes into the upper half."""
+    d = decoder.result(statement.operands[0], statement)
+    sources = [decoder.source(text, statement, 32) for text in statement.operands[1:3]]
+
+    def op(warp: Any) -> None:
+        high, low = (float8_bits(_positive(floats(lanes(warp.r[s], 32)), relu), name) for s in sources)
+        warp.r[d] = low.astype(np.uint16) | high.astype(np.uint16) << np.uint16(8)
+
+    return op
+
+
+def _from_float8_pair(statement: Statement, decoder: Decoder, name: str, relu: bool) -> Op:
+    def convert(value: Value) -> Any:
+        halves = _positive(widen(lanes(value, 16).view(np.uint8), name), relu).astype(np.float16)
+        return halves.view(np.uint32)
+
+    return _unary(statement, decoder, 16, convert)
+
+
+def _positive(numbers: Any, relu: bool) -> Any:
+    """With ``relu``, zero in place of negative numbers; NaN stays."""
+    return np.where(numbers < 0, np.float32(0), numbers) if relu else numbers
+
+
 def fused_multiply_add(a: Any, b: Any, c: Any) -> Any:
     """a * b + c of float32 numbers with a single rounding.
 
@@ -125,6 +156,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "max": np.fmax,
     "fma": fused_multiply_add,
     "mad": fused_multiply_add,
+    "copysign": lambda sign, a: np.copysign(a, sign),
     "neg": lambda a: -a,
     "abs": np.abs,
     "sqrt": np.sqrt,

@@ -18,6 +18,7 @@ from cutegemm.emulator.mbarrier import Mbarrier, Rendezvous
 from cutegemm.emulator.memory import SHARED_BASE
 from cutegemm.emulator.tma import TensorMap
 from cutegemm.emulator.values import Lanes
+from cutegemm.emulator.wgmma import Footprint
 
 CELL = 16  # bytes of shared memory that are watched together
 
@@ -332,8 +333,7 @@ class CheckedEngines(Engines):
             series.setdefault(mma.kind, []).append(mma)
         for alike in series.values():
             access = Access(agent, epoch, checker.known[warp], True, mmas.Issue(alike[0].where, warp))
-            places = [(warp.index % 4, alike[0].kind.a_of(alike)), (None, alike[0].kind.b_of(alike))]
-            for quarter, place in places:
+            for quarter, place in self._operands(warp, alike):
                 warp.cta.shared.check(place.low * CELL, place.high * CELL, access.what)
                 if not checker.readable(access, warp.cta, place.cells(quarter)):
                     self._read_each(access, warp, alike)
@@ -346,8 +346,15 @@ class CheckedEngines(Engines):
         """Finds the MMA whose operands are not there. Raises what ``ClusterChecker.read`` raises."""
         for mma in alike:
             single = replace(access, what=mmas.Issue(mma.where, warp))
-            for cells in (mma.kind.a_of([mma]).cells(warp.index % 4), mma.kind.b_of([mma]).cells()):
-                self._checker(warp).read(single, warp.cta, cells)
+            for quarter, place in self._operands(warp, [mma]):
+                self._checker(warp).read(single, warp.cta, place.cells(quarter))
+
+    @staticmethod
+    def _operands(warp: Any, alike: list[mmas.Mma]) -> list[tuple[int | None, Footprint]]:
+        """Places of MMAs' operands in shared memory, of A the warp's own quarter."""
+        kind = alike[0].kind
+        a = kind.a_of(alike)
+        return ([] if a is None else [(warp.index % 4, a)]) + [(None, kind.b_of(alike))]
 
     def wait_mmas(self, warp: Any, queue: mmas.MmaQueue, pending: int) -> list[mmas.MmaGroup]:
         """See Engines."""

@@ -79,7 +79,7 @@ def run(
     """Runs a compiled kernel on CPU tensors, which are written in place.
 
     compiled    a cutegemm Artifact, or what ``cute.compile`` returned with ``--keep-ptx``
-    arguments   those of the host function: tensors (or TensorArgument), ints, None for a stream, ctypes
+    arguments   those of the host function: tensors (or TensorArgument), numbers, None for a stream, ctypes
                 values for addresses of host memory
     seed        None: a fixed order, everything as early as possible; a number: random order of warps, late
                 asynchronous work, try_waits that fail for no reason

@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from cutegemm.emulator.elements import STEP_BYTES, widen
 from cutegemm.emulator.faults import MisuseError, OutOfBoundsError
 from cutegemm.emulator.memory import PAGE
 from cutegemm.emulator.tmem import ROWS
 from cutegemm.emulator.values import Lanes
 from cutegemm.emulator.wgmma import multiply
 
-STEP_BYTES = 32  # of K, that one instruction covers
 UNIT = 16
 SWIZZLE_SPAN = {0: 16, 2: 128, 4: 64, 6: 32}
 EXCHANGED_BITS = {0: 0, 2: 3, 4: 2, 6: 1}
@@ -193,32 +193,6 @@ def gather(cta: Any, operands: list[Operand], name: str, where: object) -> Lanes
     raw = chunks[units].view(f"u{first.element}").reshape(len(units), -1)
     values = widen(raw, name)
     return values.T if first.along_rows else values
-
-
-def widen(raw: Lanes, name: str) -> Lanes:
-    """Element patterns as numbers: exactly, but tf32 without the bits the tensor core does not read."""
-    if name == "bf16":
-        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if name == "f16":
-        return raw.view(np.float16).astype(np.float32)
-    if name == "tf32":
-        return (raw & np.uint32(0xFFFFE000)).view(np.float32)
-    if name in ("u8", "s8"):
-        return (raw.view(np.int8) if name == "s8" else raw).astype(np.float64)
-    if name == "e5m2":
-        return (raw.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
-    return _E4M3[raw]
-
-
-def _e4m3_table() -> Lanes:
-    codes = np.arange(256)
-    exponent, mantissa = codes >> 3 & 15, codes & 7
-    values = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9)
-    values = np.where((codes & 0x7F) == 0x7F, np.nan, values) * np.where(codes >> 7, -1, 1)
-    return values.astype(np.float32)
-
-
-_E4M3 = _e4m3_table()
 
 
 @lru_cache(maxsize=16)

@@ -14,15 +14,16 @@ from functools import lru_cache
 
 import numpy as np
 
+from cutegemm.emulator.elements import BYTES, STEP_BYTES, widen
 from cutegemm.emulator.faults import EmulationError
 from cutegemm.emulator.memory import PAGE, SharedMemory
 from cutegemm.emulator.values import Lanes
 
 SWIZZLE_SPAN = {0: 16, 1: 128, 2: 64, 3: 32}
 EXCHANGED_BITS = {0: 0, 1: 3, 2: 2, 3: 1}
-K_STEP = 16  # elements of K one instruction covers, for 16-bit operands
 WARP_ROWS = 16
-ELEMENTS = 8  # 16-bit elements of a 16-byte unit
+ELEMENTS = 8  # of 16 bits in a 16-byte unit; operands contiguous along M or N have no others
+ALONG_ROWS_STEP = STEP_BYTES // 2  # elements of K one instruction covers then
 BLAS_LIMIT = 1 << 18  # multiply-adds of one BLAS call: few enough that it stays on this thread
 
 
@@ -59,7 +60,7 @@ class Footprint:
 
 @lru_cache(maxsize=2048)
 def footprint(descriptors: tuple[int, ...], rows: int, along_rows: bool) -> Footprint:
-    """Of operands (``rows`` of M or N, K_STEP of K each) that follow each other along K.
+    """Of operands (``rows`` of M or N, STEP_BYTES of K each) that follow each other along K.
 
     along_rows: whether they are contiguous along M or N. Swizzling looks at absolute addresses.
     """
@@ -81,7 +82,7 @@ def _units(descriptor: int, rows: int, along_rows: bool) -> Lanes:
     span = SWIZZLE_SPAN[swizzle]
     if along_rows:
         r = np.arange(rows // ELEMENTS, dtype=np.int64)[None, :] * ELEMENTS
-        k = np.arange(K_STEP, dtype=np.int64)[:, None]
+        k = np.arange(ALONG_ROWS_STEP, dtype=np.int64)[:, None]
         t = span // 2
         if swizzle:
             places = r % t * 2 + r // t * lbo + k % 8 * span + k // 8 * sbo
@@ -89,29 +90,22 @@ def _units(descriptor: int, rows: int, along_rows: bool) -> Lanes:
             places = r // ELEMENTS * sbo + k % 8 * 16 + k // 8 * lbo
     else:
         r = np.arange(rows, dtype=np.int64)[:, None]
-        k = np.arange(K_STEP // ELEMENTS, dtype=np.int64)[None, :]
+        k = np.arange(STEP_BYTES // 16, dtype=np.int64)[None, :]
         places = r % 8 * span + r // 8 * sbo + k * (16 if swizzle else lbo)
     units: Lanes = (places + start_of(descriptor)) >> 4
     return units ^ (units >> 3 & ((1 << EXCHANGED_BITS[swizzle]) - 1))
 
 
 def gather(shared: SharedMemory, place: Footprint, kind: str) -> Lanes:
-    """Operand elements as float32, (rows, K)."""
+    """Operand elements as numbers, (rows, K)."""
     if place.high > len(shared.chunks):
         raise EmulationError("an operand descriptor points outside of shared memory")
-    values = widen(shared.chunks[place.units].view(np.uint16), kind)
+    values = widen(shared.chunks[place.units].view(f"u{BYTES[kind]}"), kind)
     return values.T if place.along_rows else values
 
 
-def widen(raw: Lanes, kind: str) -> Lanes:
-    """16-bit patterns as float32, exactly."""
-    if kind == "bf16":
-        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return raw.view(np.float16).astype(np.float32)
-
-
 def multiply(a: Lanes, b: Lanes) -> Lanes:
-    """a (M, K) times the transpose of b (N, K), in float32."""
+    """a (M, K) times the transpose of b (N, K), in their dtype."""
     step = max(8, BLAS_LIMIT // (a.shape[0] * a.shape[1]))
     if step >= len(b):
         return a @ b.T
@@ -119,9 +113,19 @@ def multiply(a: Lanes, b: Lanes) -> Lanes:
 
 
 def to_fragments(tile: Lanes) -> Lanes:
-    """A warpgroup's (64, N) results as (warps, registers, lanes).
+    """(16 W, N) results of W warps as (warps, registers, lanes), an element in each.
 
     Register 4j+2h+e of lane 4g+q of warp w is (16w+8h+g, 8j+2q+e).
     """
-    n = tile.shape[1]
-    return tile.reshape(4, 2, 8, n // 8, 4, 2).transpose(0, 3, 1, 5, 2, 4).reshape(4, n // 2, 32)
+    rows, n = tile.shape
+    warps = rows // WARP_ROWS
+    return tile.reshape(warps, 2, 8, n // 8, 4, 2).transpose(0, 3, 1, 5, 2, 4).reshape(warps, n // 2, 32)
+
+
+def from_registers(registers: Lanes) -> Lanes:
+    """A warp's four registers of A, (4, lanes), as its 16 rows of STEP_BYTES bytes.
+
+    Register 2u+h of lane 4g+q holds bytes 16u+4q .. 16u+4q+3 of row 8h+g.
+    """
+    pieces = registers.view(np.uint8).reshape(2, 2, 8, 4, 4)
+    return pieces.transpose(1, 2, 0, 3, 4).reshape(WARP_ROWS, STEP_BYTES)
