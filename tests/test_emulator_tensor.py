@@ -122,18 +122,34 @@ def test_stores_are_there_when_they_were_waited_for() -> None:
         in_tensor_memory(body)
 
 
-def test_results_are_moved_but_not_used_before_the_wait() -> None:
-    load = FILL + "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r10, %r11}, [%r7]; mov.b64 %rd4, {%r10, %r11};"
-    after = "mov.b64 {%r12, %r13}, %rd4; add.s32 %r14, %r12, %r13;"
-    got = in_tensor_memory(load + "tcgen05.wait::ld.sync.aligned;" + after + stores(["%r14"]))
-    assert got[0, 5] == 5000 + 5001
-    late = load + after + "tcgen05.wait::ld.sync.aligned;" + stores(["%r14"])
-    with pytest.raises(
-        RaceError, match=r"add\.s32 .* uses a result of tcgen05\.ld\S* .*before tcgen05\.wait::ld"
+def test_a_load_is_over_when_it_was_waited_for_or_its_results_are_used() -> None:
+    """Warp 1 lets warp 0 free the columns it has loaded from: after a wait, after a use, or too early."""
+    ready = "setp.ne.b32 %p2, %r0, 0; @%p2 bra R; mbarrier.init.shared.b64 [%r3+64], 32; R: bar.sync 0;"
+    load = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r10, %r11}, [%r7]; mov.b64 %rd4, {%r10, %r11};"
+    use = "mov.b64 {%r12, %r13}, %rd4; add.s32 %r14, %r12, %r13;"
+    arrive = "mbarrier.arrive.shared.b64 _, [%r3+64];"
+    wait = "W: mbarrier.try_wait.parity.shared.b64 %p5, [%r3+64], 0; @!%p5 bra W;"
+    free = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r6, 128; HELD:"
+    for release, fine in (
+        (load + "tcgen05.wait::ld.sync.aligned;" + arrive + use, True),
+        (load + use + arrive, True),
+        (load + arrive + use, False),
+        (load + arrive + "tcgen05.wait::ld.sync.aligned;" + use, False),
+        (load + use + load.replace("%r10, %r11", "%r15, %r16").replace("%rd4", "%rd5") + arrive, False),
     ):
-        in_tensor_memory(late)
-    # Without any wait for loads in the code the use itself waits.
-    assert in_tensor_memory(load + after + stores(["%r14"]))[0, 5] == 10001
+        body = (
+            ready + FILL + "bar.sync 0; setp.gt.u32 %p6, %r4, 1; @%p6 bra HELD;"
+            "setp.ne.b32 %p7, %r4, 1; @%p7 bra ZERO;" + release + stores(["%r14"]) + "bra HELD;"
+            "ZERO:" + wait + free
+        )
+        out = torch.zeros(64, 128, dtype=torch.int32)
+        text = ALLOCATE.format(columns=128) + body
+        if fine:
+            launch(text, out, threads=128, check=True)
+            assert out[0, 32] == 32000 + 32001
+        else:
+            with pytest.raises(RaceError, match=r"free-after-read .* load from tensor memory of .*warp 1"):
+                launch(text, out, threads=128, check=True)
 
 
 # --- allocation ----------------------------------------------------------------------------------------

@@ -82,11 +82,6 @@ class Program:
         return any(s.opcode.startswith("tcgen05.") for s in self.module.statements)
 
     @cached_property
-    def waits_for_loads(self) -> bool:
-        """Whether the code waits for loads from tensor memory anywhere, and so has to wherever it loads."""
-        return any(s.opcode.startswith("tcgen05.wait::ld") for s in self.module.statements)
-
-    @cached_property
     def fences_tensor_memory(self) -> bool:
         """Whether the code has tcgen05.fence anywhere, and so needs it wherever threads hand over."""
         return any(s.opcode.startswith("tcgen05.fence") for s in self.module.statements)
@@ -128,8 +123,8 @@ class Decoder:
         reach = Reach.of(program.module.statements, [self._jump(s) for s in program.module.statements])
         program.live = live_registers(reach, read, replaced)
         program.roles = roles(program.module.statements, reach)
-        for pc in first_uses(program.module.statements, reach, read, program.written):
-            program.ops[pc] = _using_loads(program.ops[pc])
+        for pc, loads in first_uses(program.module.statements, reach, read, program.written).items():
+            program.ops[pc] = _using_loads(program.ops[pc], loads)
         return program
 
     def _jump(self, statement: Statement) -> int | None:
@@ -304,11 +299,11 @@ class Decoder:
         return run
 
 
-def _using_loads(op: Op) -> Op:
-    """For an instruction that uses what was loaded from tensor memory and not waited for."""
+def _using_loads(op: Op, loads: tuple[int, ...]) -> Op:
+    """For an instruction that uses what these loads from tensor memory got, and nobody has waited for."""
 
     def run(warp: Any) -> int | None:
-        warp.cta.machine.hooks.use_loads(warp)
+        warp.cta.machine.hooks.use_loads(warp, loads)
         return op(warp)
 
     return run

@@ -1,6 +1,6 @@
 """What follows from a kernel's control flow: which registers are still read, and who a warp is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -55,17 +55,54 @@ def live_registers(reach: Reach, read: Sequence[int], replaced: Sequence[int]) -
     return reach.backward(0, step)
 
 
+def members(bits: int) -> Iterator[int]:
+    """The registers of a set."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
+def _loaded_by(
+    statements: Sequence[Statement], read: Sequence[int], written: Sequence[int]
+) -> dict[int, int]:
+    """By register: the tcgen05.ld (a set of one bit for each statement) whose result it holds or copies."""
+    loads: dict[int, int] = {}
+    for pc, statement in enumerate(statements):
+        if statement.opcode.startswith("tcgen05.ld"):
+            loads.update((register, loads.get(register, 0) | 1 << pc) for register in members(written[pc]))
+    changed = bool(loads)
+    while changed:
+        changed = False
+        for pc, statement in enumerate(statements):
+            if not statement.opcode.startswith("mov."):
+                continue
+            origin = 0
+            for register in members(read[pc]):
+                origin |= loads.get(register, 0)
+            for register in members(written[pc]) if origin else ():
+                if origin & ~loads.get(register, 0):
+                    loads[register] = loads.get(register, 0) | origin
+                    changed = True
+    return loads
+
+
 def first_uses(
     statements: Sequence[Statement], reach: Reach, read: Sequence[int], written: Sequence[int]
-) -> list[int]:
-    """Statements that may use a result of tcgen05.ld before any tcgen05.wait::ld.
+) -> dict[int, tuple[int, ...]]:
+    """Statements that may be the first after tcgen05.ld to use its results: which loads each of them uses.
 
-    Moves are no uses: compilers put them anywhere, and what they copy is as little there as before. Of
-    several uses on a way only the first counts. Sets of registers are numbers with one bit for each.
+    Nothing is a use after tcgen05.wait::ld. Moves are none either: compilers put them anywhere, and the
+    assembler drops them. Sets of registers are numbers with one bit for each.
     """
+    loads = _loaded_by(statements, read, written)
+    groups: dict[int, int] = {}
+    for register, origin in loads.items():
+        for load in members(origin):
+            groups[load] = groups.get(load, 0) | 1 << register
     before = [0] * (len(reach.successors) + 1)
-    uses: set[int] = set()
-    pending = list(range(len(statements)))
+    uses: dict[int, int] = {}
+    pending = list(range(len(statements))) if loads else []
     while pending:
         pc = pending.pop()
         opcode, flying = statements[pc].opcode, before[pc]
@@ -73,9 +110,11 @@ def first_uses(
         if opcode.startswith("tcgen05.wait::ld"):
             flying = 0
         elif touched and not opcode.startswith("mov."):
-            uses.add(pc)
-            flying = 0
-        if opcode.startswith("tcgen05.ld") or (touched and flying):
+            for register in members(touched):
+                uses[pc] = uses.get(pc, 0) | loads[register]
+            for load in members(uses[pc]):
+                flying &= ~groups[load]
+        if opcode.startswith("tcgen05.ld") or (touched and opcode.startswith("mov.")):
             flying |= written[pc]
         else:
             flying &= ~written[pc]
@@ -84,7 +123,7 @@ def first_uses(
                 before[following] |= flying
                 if following < len(statements):
                     pending.append(following)
-    return sorted(uses)
+    return {pc: tuple(members(origin)) for pc, origin in uses.items()}
 
 
 def role_of(opcode: str) -> str:

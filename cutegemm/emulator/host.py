@@ -286,6 +286,13 @@ class _Interpreter:
             self.globals[name] = self.memory.allocate(256)
         return self.globals[name]
 
+    def _op_intr_ctlz(self, rest: str) -> int:
+        """Zeros above the highest bit that is set."""
+        found = re.match(r"\((%\w+).*\) -> (\w+)", rest)
+        if found is None:
+            raise HostCodeError(f"llvm.intr.ctlz {rest[:60]} is not understood")
+        return parse_type(found[2]).bits - int(self.values[found[1]]).bit_length()
+
     def _op_intr_assume(self, rest: str) -> None:
         """A promise to the optimiser."""
 

@@ -111,7 +111,7 @@ class Function:
     blocks: dict[str, Block]
 
 
-_OPERATION = re.compile(r"\s*(?:(%[\w]+) = )?llvm\.([\w.]+)(.*)")
+_OPERATION = re.compile(r"\s*(?:(%[\w]+) = )?\"?llvm\.([\w.]+)\"?(.*)")
 _BLOCK = re.compile(r"\s*\^(\w+)(?:\(([^)]*)\))?:")
 _HEADER = re.compile(r"\s*llvm\.func (?:internal )?@(\S+?)\((.*)\)(?: -> \S+)? ?(?:attributes .*)?\{\s*$")
 

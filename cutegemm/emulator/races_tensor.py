@@ -54,7 +54,12 @@ class TensorAccess:
 
 
 class TensorChecker(ClusterChecker):
-    """Agents and shadows of one cluster, tensor memory included."""
+    """Agents and shadows of one cluster, tensor memory included.
+
+    fenced     what each warp knew at its last tcgen05.fence::after_thread_sync
+    announced  epochs of a warp's own loads and stores that were over at its last ::before_thread_sync
+    loaded     epoch of a warp's last load by each statement
+    """
 
     kinds = (
         *ClusterChecker.kinds,
@@ -75,6 +80,7 @@ class TensorChecker(ClusterChecker):
         self.tensor_shadows = [TensorShadow(len(agents)) for _ in cluster.ctas]
         self.fenced: dict[Any, Lanes] = {warp: knows.over.copy() for warp, knows in self.known.items()}
         self.announced: dict[Any, dict[int, int]] = {}
+        self.loaded: dict[tuple[Any, int], int] = {}
 
     def own(self, warp: Any) -> list[int]:
         """Agents of a warp's own loads and stores of tensor memory."""
@@ -232,22 +238,26 @@ class CheckedTensorEngines(CheckedEngines, TensorEngines):
         checker.next_epoch(agent)
         return knows
 
-    def _over(self, warp: Any, kind: int) -> None:
-        """A warp's loads or stores so far are over."""
+    def use_loads(self, warp: Any, loads: tuple[int, ...]) -> None:
+        """See TensorEngines; loads are done in order, so those before are over too."""
         checker = self._tensor_checker(warp)
-        agent = checker.agent(warp, kind)
-        checker.known[warp].rows[:, agent] = checker.epochs[agent]
-        checker.next_epoch(agent)
+        agent = checker.agent(warp, LOADING)
+        epoch = max(checker.loaded.get((warp, load), 0) for load in loads)
+        checker.known[warp].rows[:, agent] = max(epoch, int(checker.known[warp].over[agent]))
 
     def wait_loads(self, warp: Any) -> None:
         """See TensorEngines."""
-        super().wait_loads(warp)
-        self._over(warp, LOADING)
+        checker = self._tensor_checker(warp)
+        agent = checker.agent(warp, LOADING)
+        checker.known[warp].rows[:, agent] = checker.epochs[agent] - 1
 
     def wait_stores_to_tensor(self, warp: Any) -> None:
         """See TensorEngines."""
         super().wait_stores_to_tensor(warp)
-        self._over(warp, STORING)
+        checker = self._tensor_checker(warp)
+        agent = checker.agent(warp, STORING)
+        checker.known[warp].rows[:, agent] = checker.epochs[agent]
+        checker.next_epoch(agent)
 
     # --- accesses --------------------------------------------------------------------------------------
 
@@ -280,13 +290,11 @@ class CheckedTensorEngines(CheckedEngines, TensorEngines):
     def load_tensor(self, warp: Any, slots: tuple[int, ...], window: tmem.Window) -> None:
         """See TensorEngines."""
         warp.cta.sm.memory.check(warp.cta, window.column, window.columns, warp.site())
-        self._tensor_checker(warp).read_tensor(self._access(warp, LOADING), warp.cta, _cells_of(window))
+        checker, access = self._tensor_checker(warp), self._access(warp, LOADING)
+        checker.read_tensor(access, warp.cta, _cells_of(window))
+        checker.loaded[warp, warp.current] = access.epoch
+        checker.next_epoch(access.agent)
         super().load_tensor(warp, slots, window)
-
-    def use_loads(self, warp: Any) -> None:
-        """See TensorEngines."""
-        super().use_loads(warp)
-        self._over(warp, LOADING)
 
     def store_tensor(self, warp: Any, block: Lanes, window: tmem.Window) -> None:
         """See TensorEngines."""

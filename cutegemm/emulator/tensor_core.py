@@ -2,8 +2,8 @@
 
 MMAs of a warp are done in order: in the plain mode where they are committed, with a seed between there and
 the wait for their barrier. Stores to tensor memory are done where they are issued or where they are waited
-for. Loads are done at once, but count as under way until they are waited for or, in code that nowhere waits,
-until a result is used: there it is the assembler that makes the use wait.
+for. Loads are done at once, but count as under way until they are waited for or one of their results is used:
+the hardware makes a use wait. What tcgen05.wait::ld is needed for is to give tensor memory back.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from typing import Any
 
 from cutegemm.emulator import tcgen05, tmem
 from cutegemm.emulator.engines import SYNC_CYCLES, Engines, Task
-from cutegemm.emulator.faults import OutOfBoundsError, RaceError
+from cutegemm.emulator.faults import OutOfBoundsError
 from cutegemm.emulator.mbarrier import Mbarrier
 from cutegemm.emulator.values import Lanes
 
@@ -29,8 +29,7 @@ class TensorQueue:
     """A warp's tensor instructions.
 
     open     MMAs issued and neither committed nor started
-    loads    where the last load was issued, None if all are waited for
-    stores   not done yet
+    stores   to tensor memory, not done yet
     ctas     of the MMAs: one, or a pair
     ways     of arrivals to other CTAs, by their rank
     """
@@ -38,7 +37,6 @@ class TensorQueue:
     ctas: tuple[Any, ...] = ()
     open: list[tcgen05.Mma] = field(default_factory=list)
     uncommitted: bool = False
-    loads: Any = None
     stores: list[Callable[[], None]] = field(default_factory=list)
     finish: int = 0
     ways: dict[int, object] = field(default_factory=dict)
@@ -146,20 +144,12 @@ class TensorEngines(Engines):
         warp.clock += cycles
         for slot, row in zip(slots, window.read(memory), strict=True):
             warp.r[slot] = row
-        queue_of(warp).loads = where
 
-    def use_loads(self, warp: Any) -> None:
-        """A result of a load is used that the code has not waited for."""
-        queue = queue_of(warp)
-        if queue.loads is not None and self.machine.program.waits_for_loads:
-            raise RaceError(
-                f"{warp.here()} uses a result of {queue.loads} before tcgen05.wait::ld says that it is there"
-            )
-        queue.loads = None
+    def use_loads(self, warp: Any, loads: tuple[int, ...]) -> None:
+        """Results of loads (statements by index) are used, which waits for them."""
 
     def wait_loads(self, warp: Any) -> None:
         """All loads of a warp are done."""
-        queue_of(warp).loads = None
 
     def store_tensor(self, warp: Any, block: Lanes, window: tmem.Window) -> None:
         """A warp stores registers, (registers, lanes), to tensor memory."""
