@@ -30,15 +30,24 @@ def _init(statement: Statement, decoder: Decoder) -> Op:
     n = decoder.source(statement.operands[1], statement, 32)
 
     def op(warp: Any) -> None:
-        address = warp.scalar(warp.r[base]) + offset
-        cta = warp.cta.cluster.cta_of(rank_of(address), warp)
-        where = offset_of(address)
-        cta.shared.check(where, where + 8, warp.site())
-        cta.mbarriers[where] = Mbarrier(
-            where, warp.scalar(warp.r[n]), cta, label=cta.machine.barrier_labels.get(where - SHARED_BASE, "")
-        )
+        label = warp.cta.machine.barrier_labels.get
+        for address in _addresses(warp, warp.r[base]):
+            address += offset
+            cta = warp.cta.cluster.cta_of(rank_of(address), warp)
+            where = offset_of(address)
+            cta.shared.check(where, where + 8, warp.site())
+            cta.mbarriers[where] = Mbarrier(
+                where, warp.scalar(warp.r[n]), cta, label=label(where - SHARED_BASE, "")
+            )
 
     return op
+
+
+def _addresses(warp: Any, value: Any) -> list[int]:
+    """The different addresses the executing lanes have."""
+    if type(value) is int:
+        return [value]
+    return list(dict.fromkeys(lanes(value, 64)[warp.active()].tolist()))
 
 
 @opcode("mbarrier.inval.shared.b64", "mbarrier.inval.shared::cta.b64")
@@ -46,8 +55,9 @@ def _invalidate(statement: Statement, decoder: Decoder) -> Op:
     base, offset = decoder.address(statement.operands[0], statement)
 
     def op(warp: Any) -> None:
-        barrier = barrier_at(warp, warp.scalar(warp.r[base]) + offset)
-        del barrier.cta.mbarriers[barrier.offset]
+        for address in _addresses(warp, warp.r[base]):
+            barrier = barrier_at(warp, address + offset)
+            del barrier.cta.mbarriers[barrier.offset]
 
     return op
 

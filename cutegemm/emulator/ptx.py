@@ -91,7 +91,9 @@ class Module:
 
 _BITS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)")
-_PARAM = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.[a-z]+(\d+)\s+([\w$]+)(?:\[(\d+)\])?")
+_PARAM = re.compile(
+    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.[a-z]+(\d+)\s+(?:\.ptr\s+(?:\.\w+\s+)*(?:\d+\s+)?)?([\w$]+)(?:\[(\d+)\])?"
+)
 _SHARED = re.compile(
     r"^\s*(?:\.extern\s+|\.visible\s+)?\.shared\s+(?:\.align\s+(\d+)\s+)?\.[a-z]+(\d+)\s+([\w$]+)"
     r"(?:\[(\d*)\])?\s*;",

@@ -6,7 +6,7 @@ tcgen05.fence at all, knowledge of tensor memory passes between threads only thr
 thread signals by, and after what the other waits for.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from cutegemm.emulator import tcgen05, tmem
 from cutegemm.emulator.faults import RaceError, UninitializedReadError
-from cutegemm.emulator.knowledge import MMAS_OF, STORED_BY, Knowledge
+from cutegemm.emulator.knowledge import LANES_OF, MMAS_OF, STORED_BY, Knowledge
 from cutegemm.emulator.mbarrier import Mbarrier, Rendezvous
 from cutegemm.emulator.races import Access, CheckedEngines, ClusterChecker
 from cutegemm.emulator.tensor_core import TensorEngines, queue_of
@@ -307,7 +307,10 @@ class CheckedTensorEngines(CheckedEngines, TensorEngines):
         checker = self._tensor_checker(warp)
         if start >= 0 and start + columns <= tmem.COLUMNS:
             cells = (slice(start, start + columns), slice(0, 8))
-            checker.unused(self._access(warp, 0), warp.cta, cells, "free", "frees")
+            access = self._access(warp, LANES_OF)
+            # Freeing is no asynchronous instruction: it needs no fence after what its warp waited for.
+            access = replace(access, over=access.heard)
+            checker.unused(access, warp.cta, cells, "free", "frees")
             checker.tensor_shadows[warp.cta.rank].clear(start, columns)
         super().freed(warp, start, columns)
 
