@@ -15,6 +15,7 @@ from cutegemm.emulator.faults import (
     DeadlockError,
     OutOfBoundsError,
     RaceError,
+    UninitializedReadError,
     UnknownInstructionError,
 )
 from cutegemm.emulator.machine import LaunchRecord, Machine
@@ -347,6 +348,44 @@ def test_remote_arrivals_complete_a_barrier() -> None:
         st.global.b32 [%rd1], 1;
         END: barrier.cluster.arrive; barrier.cluster.wait;"""
     assert words(body, grid=2, cluster=2) == [1] * 32
+
+
+ASYNC_STORE = """
+    mov.b32 %r1, dynamic; mov.u32 %r4, %cluster_ctarank; xor.b32 %r5, %r4, 1;
+    elect.sync %r2|%p0, -1;
+    @%p0 mbarrier.init.shared.b64 [%r1], 1;
+    @%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 512;
+    fence.mbarrier_init.release.cluster; barrier.cluster.arrive; barrier.cluster.wait;
+    shl.b32 %r2, %r0, 4; add.s32 %r2, %r2, %r1; add.s32 %r2, %r2, 1024;
+    mapa.shared::cluster.u32 %r6, %r2, %r5; mapa.shared::cluster.u32 %r7, %r1, %r5;
+    add.s32 %r8, %r4, 10;
+    {
+    .reg .v4 .b32 quad;
+    mov.b32 quad.x, %r8; mov.b32 quad.y, %r0; mov.b32 quad.z, 7; mov.b32 quad.w, 8;
+    st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%r6], quad, [%r7];
+    }
+    WAIT: mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0; @!%p1 bra WAIT;
+    ld.shared.v4.b32 {%r9, %r10, %r11, %r12}, [%r2];
+    shl.b32 %r13, %r4, 9; cvt.u64.u32 %rd3, %r13; add.s64 %rd4, %rd0, %rd3;
+    mul.wide.u32 %rd5, %r0, 16; add.s64 %rd4, %rd4, %rd5;
+    st.global.v4.b32 [%rd4], {%r9, %r10, %r11, %r12};
+    barrier.cluster.arrive; barrier.cluster.wait;"""
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_an_asynchronous_store_tells_the_neighbours_barrier(seed: int | None) -> None:
+    out = torch.zeros(256, dtype=torch.int32)
+    launch(ASYNC_STORE, out, grid=2, cluster=2, seed=seed, check=True)
+    expected = [[[11 - cta, lane, 7, 8] for lane in range(32)] for cta in range(2)]
+    assert out.reshape(2, 32, 4).tolist() == expected
+
+
+def test_an_asynchronous_store_that_nobody_waits_for() -> None:
+    out = torch.zeros(256, dtype=torch.int32)
+    with pytest.raises((RaceError, UninitializedReadError)):
+        launch(ASYNC_STORE.replace("@!%p1 bra WAIT;", ""), out, grid=2, cluster=2, seed=0, check=True)
+    with pytest.raises(OutOfBoundsError, match=r"tell a barrier of rank \d"):
+        launch(ASYNC_STORE.replace("%r7, %r1, %r5", "%r7, %r1, %r4"), out, grid=2, cluster=2)
 
 
 def test_addresses_outside_of_everything_are_refused() -> None:

@@ -191,8 +191,18 @@ class Engines:
         for target in targets:
             self.start(Task(object(), partial(deliver, *target)))
 
-    def load_begins(self, warp: Any, size: int, offset: int, targets: list[tuple[Any, Mbarrier]]) -> Any:
-        """``size`` bytes are on their way; what is returned is given to ``load_ends``. Nothing to do here."""
+    def load_begins(
+        self,
+        warp: Any,
+        size: int,
+        offset: int,
+        targets: list[tuple[Any, Mbarrier]],
+        asynchronous: bool = True,
+    ) -> Any:
+        """``size`` bytes are on their way; what is returned is given to ``load_ends``. Nothing to do here.
+
+        asynchronous: whether they are written by the async proxy
+        """
         return None
 
     def load_ends(self, barrier: Mbarrier, token: Any) -> None:

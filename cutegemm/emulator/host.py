@@ -175,6 +175,11 @@ _BINARY: dict[str, Callable[[int, int, int], int]] = {
     "sdiv": lambda a, b, n: _truncated(_signed(a, n), _signed(b, n)),
     "srem": lambda a, b, n: _signed(a, n) - _truncated(_signed(a, n), _signed(b, n)) * _signed(b, n),
 }
+_COUNTS: dict[str, Callable[[int, int], int]] = {
+    "intr.ctlz": lambda a, n: n - a.bit_length(),
+    "intr.cttz": lambda a, n: (a & -a).bit_length() - 1 if a else n,
+    "intr.ctpop": lambda a, n: a.bit_count(),
+}
 _MINMAX: dict[str, Callable[[int, int, int], int]] = {
     "intr.smin": lambda a, b, n: min(_signed(a, n), _signed(b, n)),
     "intr.smax": lambda a, b, n: max(_signed(a, n), _signed(b, n)),
@@ -233,6 +238,11 @@ class _Interpreter:
                 raise self._unknown(operation)
             bits = parse_type(found[3]).bits
             value = _MINMAX[name](self.values[found[1]], self.values[found[2]], bits) & ((1 << bits) - 1)
+        elif name in _COUNTS:
+            found = re.match(r"\((%\w+)\) : \((\w+)\)", rest)
+            if found is None:
+                raise self._unknown(operation)
+            value = _COUNTS[name](self.values[found[1]], parse_type(found[2]).bits)
         elif method := getattr(self, "_op_" + name.replace(".", "_"), None):
             value = method(rest)
         else:
@@ -285,13 +295,6 @@ class _Interpreter:
         if name not in self.globals:
             self.globals[name] = self.memory.allocate(256)
         return self.globals[name]
-
-    def _op_intr_ctlz(self, rest: str) -> int:
-        """Zeros above the highest bit that is set."""
-        found = re.match(r"\((%\w+).*\) -> (\w+)", rest)
-        if found is None:
-            raise HostCodeError(f"llvm.intr.ctlz {rest[:60]} is not understood")
-        return parse_type(found[2]).bits - int(self.values[found[1]]).bit_length()
 
     def _op_intr_assume(self, rest: str) -> None:
         """A promise to the optimiser."""

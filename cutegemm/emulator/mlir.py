@@ -111,7 +111,9 @@ class Function:
     blocks: dict[str, Block]
 
 
-_OPERATION = re.compile(r"\s*(?:(%[\w]+) = )?\"?llvm\.([\w.]+)\"?(.*)")
+# An operation with no syntax of its own: = "llvm.name"(operands) <{properties}> : (types) -> type
+_PLAIN = re.compile(r'\s*(?:(%[\w]+) = )?"llvm\.([\w.]+)"(\([^)]*\)) (?:<\{.*\}> )?(: .*)')
+_OPERATION = re.compile(r"\s*(?:(%[\w]+) = )?llvm\.([\w.]+)(.*)")
 _BLOCK = re.compile(r"\s*\^(\w+)(?:\(([^)]*)\))?:")
 _HEADER = re.compile(r"\s*llvm\.func (?:internal )?@(\S+?)\((.*)\)(?: -> \S+)? ?(?:attributes .*)?\{\s*$")
 
@@ -146,6 +148,8 @@ def _function(lines: list[str]) -> Function:
         if label := _BLOCK.match(line):
             names = tuple(part.partition(":")[0].strip() for part in split_list(label[2] or ""))
             block = blocks[label[1]] = Block(names)
+        elif plain := _PLAIN.match(line):
+            block.operations.append(Operation(plain[1] or "", plain[2], f"{plain[3]} {plain[4]}"))
         elif found := _OPERATION.match(line):
             block.operations.append(Operation(found[1] or "", found[2], found[3].strip()))
         elif line.strip():

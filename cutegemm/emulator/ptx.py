@@ -38,6 +38,7 @@ class Scope:
     parent: "Scope | None"
     registers: dict[str, tuple[int, str]] = field(default_factory=dict)
     ranges: dict[str, str] = field(default_factory=dict)
+    vectors: dict[str, int] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
 
     def label(self, name: str) -> int | None:
@@ -48,6 +49,15 @@ class Scope:
                 return scope.labels[name]
             scope = scope.parent
         return None
+
+    def spelled_out(self, operand: str) -> str:
+        """The name of a vector of registers as ``{v.x, v.y}``; any other operand as it is."""
+        scope: Scope | None = self
+        while scope is not None:
+            if operand in scope.vectors:
+                return "{" + ", ".join(f"{operand}.{part}" for part in "xyzw"[: scope.vectors[operand]]) + "}"
+            scope = scope.parent
+        return operand
 
 
 @dataclass(frozen=True)
@@ -214,7 +224,8 @@ class _Body:
                 statement = statement[found.end() :]
             opcode, _, rest = statement.partition(" ") if " " in statement else statement.partition("\t")
             opcode, rest = (opcode.partition("\t")[0], opcode.partition("\t")[2] + " " + rest)
-            yield Statement(opcode, tuple(split_operands(rest)), guard, scope, self._line(start), self.source)
+            operands = tuple(scope.spelled_out(operand) for operand in split_operands(rest))
+            yield Statement(opcode, operands, guard, scope, self._line(start), self.source)
 
     def _line(self, position: int) -> int:
         return bisect_right(self.newlines, position) + 1
@@ -222,8 +233,16 @@ class _Body:
 
 def _declare(statement: str, scope: Scope) -> None:
     _, kind, names = statement.split(None, 2)
+    count = 0
+    if kind in (".v2", ".v4"):
+        count = int(kind[2:])
+        kind, names = names.split(None, 1)
     for name in names.split(","):
         name = name.strip()
+        if count:
+            scope.vectors[name] = count
+            scope.registers.update({f"{name}.{part}": (-1, kind.lstrip(".")) for part in "xyzw"[:count]})
+            continue
         if ranged := re.fullmatch(r"([%\w$]+)<(\d+)>", name):
             scope.ranges[ranged[1]] = kind.lstrip(".")
         else:

@@ -260,13 +260,19 @@ class CheckedEngines(Engines):
         self.global_memory.read_box(checker, checker.loading, tensor_map, coordinates)
 
     def load_begins(
-        self, warp: Any, size: int, offset: int, targets: list[tuple[Any, Mbarrier]]
+        self,
+        warp: Any,
+        size: int,
+        offset: int,
+        targets: list[tuple[Any, Mbarrier]],
+        asynchronous: bool = True,
     ) -> Knowledge:
         """See Engines."""
         checker = self._checker(warp)
         agent = checker.next_load(warp)
-        access = checker.loading = self._asynchronous(warp, agent, checker.next_epoch(agent))
-        cells = slice(offset // CELL, (offset + size) // CELL)
+        issued = self._asynchronous(warp, agent, checker.next_epoch(agent))
+        access = checker.loading = replace(issued, asynchronous=asynchronous)
+        cells = slice(offset // CELL, -(-(offset + size) // CELL))
         for cta, _ in targets:
             cta.shared.check(offset, offset + size, access.what)
             checker.write(access, cta, cells)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cutegemm.emulator import (
+    ops_async,
     ops_control,
     ops_float,
     ops_integer,
@@ -30,6 +31,8 @@ from cutegemm.emulator.ptx import parse
 from cutegemm.emulator.trace import Trace
 
 FAMILIES = (
+    ops_async,
+    ops_async,
     ops_control,
     ops_float,
     ops_integer,
