@@ -56,6 +56,7 @@ class Instruction:
     a_along_m: bool
     b_along_n: bool
     sign: int
+    saturate: bool
     element: int
 
     @property
@@ -100,7 +101,7 @@ def decode_instruction(bits: int, kind: str, ctas: int) -> Instruction:
         wrong.append(f"N = {n} (allowed are multiples of {granule} up to 256)")
     if bits & 0x7 or bits >> 6 & 1 or bits >> 23 & 1 or bits >> 29:
         wrong.append("sparsity, shifts or reserved bits")
-    if bits >> 3 & 1:
+    if bits >> 3 & 1 and kind != "i8":
         wrong.append("saturation")
     if wrong:
         raise MisuseError(
@@ -110,7 +111,9 @@ def decode_instruction(bits: int, kind: str, ctas: int) -> Instruction:
     sign = -1 if (bits >> 13 & 1) != (bits >> 14 & 1) else 1
     (a_name, element), (b_name, _) = operands[a], operands[b]
     along_m, along_n = bool(bits >> 15 & 1), bool(bits >> 16 & 1)
-    return Instruction(kind, ctas, m, n, a_name, b_name, results[d], along_m, along_n, sign, element)
+    return Instruction(
+        kind, ctas, m, n, a_name, b_name, results[d], along_m, along_n, sign, bool(bits >> 3 & 1), element
+    )
 
 
 @dataclass(frozen=True)
@@ -301,21 +304,24 @@ def _add(ctas: tuple[Any, ...], mma: Mma, product: Lanes, accumulate: bool) -> N
         if i.folded:
             part = np.concatenate([part[: i.columns], part[i.columns :]], axis=1)
         block = cta.sm.memory.cells[mma.column : mma.column + i.columns]
-        result = _sum(i.d, part, block[:, lanes] if accumulate else None)
+        result = _sum(i, part, block[:, lanes] if accumulate else None)
         if mma.enabled is not None:
             keep = ~np.array(mma.enabled[number * ROWS : (number + 1) * ROWS])[lanes]
             result[:, keep] = block[:, lanes][:, keep]
         block[:, lanes] = result
 
 
-def _sum(kind: str, product: Lanes, before: Lanes | None) -> Lanes:
+def _sum(instruction: Instruction, product: Lanes, before: Lanes | None) -> Lanes:
     """Cells of D after an addition."""
+    kind = instruction.d
     if kind == "f32":
         sums = product if before is None else product + before.view(np.float32)
         return np.ascontiguousarray(sums, dtype=np.float32).view(np.uint32)
     if kind == "s32":
         whole = product.astype(np.int64)
         sums = whole if before is None else whole + before.view(np.int32)
+        if instruction.saturate:
+            sums = np.clip(sums, -(1 << 31), (1 << 31) - 1)
         return sums.astype(np.int32).view(np.uint32)
     half = before.astype(np.uint16).view(np.float16).astype(np.float32) if before is not None else 0
     with np.errstate(over="ignore"):
