@@ -186,6 +186,25 @@ def test_convergent_instructions_wait_for_the_other_lanes() -> None:
         words(apart)
 
 
+def test_a_lane_that_jumps_back_meets_those_that_wait_for_it() -> None:
+    body = """
+        mov.b32 %r1, 0; mov.b32 %r2, 0; setp.eq.b32 %p0, %r0, 0;
+        LOOP: bar.warp.sync -1; @%p0 bra EXTRA;
+        NEXT: add.s32 %r1, %r1, 1; setp.lt.s32 %p1, %r1, 3; @%p1 bra LOOP;
+        add.s32 %r3, %r1, %r2; st.global.b32 [%rd1], %r3; bra END;
+        EXTRA: add.s32 %r2, %r2, 10; bra NEXT;
+        END:"""
+    assert words(body) == [33] + [3] * 31
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_a_barrier_of_all_threads_counts_those_that_have_not_exited(seed: int | None) -> None:
+    body = """
+        shr.u32 %r1, %r0, 5; setp.eq.b32 %p0, %r1, 1; @%p0 exit;
+        barrier.sync 0; st.global.b32 [%rd1], 1; bar.sync 0;"""
+    assert words(body, 96, threads=96, seed=seed) == [1] * 32 + [0] * 32 + [1] * 32
+
+
 def test_scopes_have_registers_and_labels_of_their_own() -> None:
     block = "{ .reg .b32 t; mov.b32 t, %s; bra.uni DONE; mov.b32 t, 99; DONE: add.s32 %%r1, %%r1, t; }"
     body = "mov.b32 %r1, 0;" + block % 3 + block % 4 + "st.global.b32 [%rd1], %r1;"

@@ -17,6 +17,7 @@ from cutegemm.emulator.faults import HostCodeError
 from cutegemm.emulator.machine import LaunchRecord
 from cutegemm.emulator.mlir import Function, Operation, Type, launching_function, parse_type, split_list
 from cutegemm.emulator.ptx import Module
+from cutegemm.emulator.tensormap import encode_map
 
 HOST_SPACE = 1 << 60
 CLUSTER_ATTRIBUTE = 4
@@ -387,13 +388,36 @@ class _Interpreter:
         found = re.match(r"@(\w+)\(([^)]*)\)", rest)
         if found is None:
             raise HostCodeError(f"llvm.call {rest[:60]} is not understood")
-        if found[1] == "printf":
+        if found[1] in ("printf", "cuda_dialect_assert_success"):
+            return 0
+        if found[1] == "_cuTensorMapEncodeTiled":
+            self._encode_map([self.values[name.strip()] for name in found[2].split(",")])
             return 0
         if found[1] != "_cudaLaunchKernelEx":
             raise HostCodeError(f"the host code calls {found[1]}, which this emulator has no stand-in for")
         config, _, arguments = (self.values[name.strip()] for name in found[2].split(","))
         self.launch = self._launch(config, arguments)
         return 0
+
+    def _encode_map(self, arguments: list[int]) -> None:
+        """Map, element type, rank, address, sizes, strides, box, element strides, interleave, swizzle, ..."""
+        target, element, rank, address, *places = arguments
+        i32, i64 = parse_type("i32"), parse_type("i64")
+
+        def numbers(start: int, kind: Type, count: int) -> list[int]:
+            return [int(self.memory.load(start + i * kind.size, kind)) for i in range(count)]
+
+        if places[4] or any(step != 1 for step in numbers(places[3], i32, rank)):
+            raise HostCodeError("a tensor map with interleaving or steps between elements is not known here")
+        data = encode_map(
+            element,
+            address,
+            numbers(places[0], i64, rank),
+            numbers(places[1], i64, rank - 1),
+            numbers(places[2], i32, rank),
+            places[5],
+        )
+        self.memory.data[self.memory.bytes_at(target, len(data))] = data
 
     def _launch(self, config: int, arguments: int) -> LaunchRecord:
         """Reads the launch configuration and the kernel's parameters."""

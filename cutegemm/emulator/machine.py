@@ -281,6 +281,8 @@ class Machine:
     def _exited(self, warp: Warp) -> None:
         self.events += 1
         self.hooks.warp_exits(warp)
+        for barrier in warp.cta.barriers.values():
+            barrier.others_exited(warp.cta.live_threads())
         if all(other.done for other in warp.cta.warps):
             warp.cta.sm.ctas.discard(warp.cta)
 

@@ -112,11 +112,15 @@ class MbarrierWait:
 
 @dataclass
 class Rendezvous:
-    """A barrier that counts threads: ``bar.sync`` ids of a CTA, or the barrier of a cluster."""
+    """A barrier that counts threads: ``bar.sync`` ids of a CTA, or the barrier of a cluster.
+
+    whole   used for all threads of a CTA that have not exited, however many those are
+    """
 
     name: str
     expected: int = 0
     arrived: int = 0
+    whole: bool = False
     generation: int = 0
     members: list[Any] = field(default_factory=list)
     clock: int = 0
@@ -126,7 +130,7 @@ class Rendezvous:
 
     def arrive(self, threads: int, expected: int, by: Any, where: object, clock: int) -> int:
         """Counts a warp's threads; returns the generation it waits for. Raises BarrierCountError."""
-        if self.arrived and self.expected != expected:
+        if self.arrived and self.expected != expected and not self.whole:
             raise BarrierCountError(
                 f"{where}: {self.name} is used for {expected} threads while {self.arrived} wait that "
                 f"expect {self.expected}"
@@ -156,6 +160,12 @@ class Rendezvous:
             self.generation += 1
             self.clock, self.next_clock = self.next_clock, 0
             self.release, self.next_release = self.next_release, None
+
+    def others_exited(self, live: int) -> None:
+        """Threads of the CTA have exited, ``live`` are left."""
+        if self.whole and self.arrived:
+            self.expected = live
+            self.check()
 
     def passed(self, generation: int) -> bool:
         """Whether the barrier has opened since."""

@@ -145,7 +145,8 @@ def _barrier(statement: Statement, decoder: Decoder) -> Op:
         if waiting is None:
             cta = warp.cta
             barrier = cta.barrier(warp.scalar(warp.r[number]))
-            expected = warp.scalar(warp.r[threads]) if threads is not None else cta.live_threads()
+            barrier.whole = threads is None
+            expected = cta.live_threads() if threads is None else warp.scalar(warp.r[threads])
             generation = cta.machine.hooks.arrive(warp, barrier, LANES, expected)
             if arrive_only:
                 return None

@@ -254,14 +254,15 @@ class Warp:
                 following = program.ops[group.pc](self)
             if following is None or following >= 0:
                 place = group.pc + 1 if following is None else following
-                if place < limit and count < quantum:
+                if group.pc < place < limit and count < quantum:
                     group.pc = place  # still behind all others: nobody to meet yet
                     continue
+                back = place <= group.pc  # where others may be: whom it can meet has to be found again
                 self.groups.remove(group)
                 group.pc = place
                 self._join(group)
                 self._settle()
-                if group not in self.groups or not group.pc < limit:
+                if back or group not in self.groups or not group.pc < limit:
                     return count
             elif following == BLOCKED:
                 group.wait, self.wait = self.wait, None
