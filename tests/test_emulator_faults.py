@@ -247,7 +247,7 @@ def test_a_deadlock_names_who_waits_for_what() -> None:
         with_ptx(gemm, CASE, ptx, Circumstances(resident=1))
     report = str(raised.value)
     # Six stages are filled once; the producer waits for the first of them to be free again.
-    assert re.search(r"producer warp 0 of CTA 0 at mbarrier\.try_wait\S* \(PTX line \d+\)", report)
+    assert re.search(r"producer warp 0 of CTA 0 at mbarrier\.try_wait\S* \(PTX line \d+[^)]*\)", report)
     assert "inputs_consumed[0], mbarrier at shared offset 48 of CTA 0: parity 0, phase 0, 8 of 8" in report
     assert len(re.findall(r"consumer warp \d+ of CTA 0 .*inputs_arrived\[0\], .*parity 1", report)) == 8
     assert "supplied before by producer warp 0 of CTA 0, TMA loads of producer warp 0 of CTA 0" in report
