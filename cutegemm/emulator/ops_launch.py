@@ -57,6 +57,7 @@ def _try_cancel(statement: Statement, decoder: Decoder) -> Op:
             cta.shared.check(place, place + ANSWER_BYTES, where)
         if place % ANSWER_BYTES:
             raise OutOfBoundsError(f"{where}: the answer goes to shared address {place}, no multiple of 16")
+        warp.does = warp.does or "scheduler"
         token = hooks.load_begins(warp, ANSWER_BYTES, place, targets)
         finish = warp.clock + ANSWER_CYCLES
         warp.clock += SYNC_CYCLES

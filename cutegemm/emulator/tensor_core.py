@@ -15,6 +15,7 @@ from cutegemm.emulator import tcgen05, tmem
 from cutegemm.emulator.engines import SYNC_CYCLES, Engines, Task
 from cutegemm.emulator.faults import OutOfBoundsError
 from cutegemm.emulator.mbarrier import Mbarrier
+from cutegemm.emulator.tma import TensorMap
 from cutegemm.emulator.values import Lanes
 
 # Cost model, about that of a B200: multiply-adds of 16-bit operands per cycle and SM (of M = 128 at least);
@@ -31,6 +32,7 @@ class TensorQueue:
     open     MMAs issued and neither committed nor started
     stores   to tensor memory, not done yet
     ctas     of the MMAs: one, or a pair
+    begin, finish   cycles in which those are done that are open
     ways     of arrivals to other CTAs, by their rank
     """
 
@@ -38,6 +40,7 @@ class TensorQueue:
     open: list[tcgen05.Mma] = field(default_factory=list)
     uncommitted: bool = False
     stores: list[Callable[[], None]] = field(default_factory=list)
+    begin: int = 0
     finish: int = 0
     ways: dict[int, object] = field(default_factory=dict)
 
@@ -61,11 +64,26 @@ class TensorEngines(Engines):
     def freed(self, warp: Any, start: int, columns: int) -> None:
         """A warp is about to give columns back."""
 
+    # --- TMA -------------------------------------------------------------------------------------------
+
+    def tma_load(
+        self,
+        warp: Any,
+        tensor_map: TensorMap,
+        coordinates: tuple[int, ...],
+        offset: int,
+        targets: list[tuple[Any, Mbarrier]],
+    ) -> None:
+        """See Engines."""
+        warp.does = warp.does or "producer"
+        super().tma_load(warp, tensor_map, coordinates, offset, targets)
+
     # --- MMAs ------------------------------------------------------------------------------------------
 
     def issue_mma(self, warp: Any, ctas: tuple[Any, ...], mma: tcgen05.Mma) -> None:
         """A thread issues an MMA of its CTA or of a pair."""
         queue = queue_of(warp)
+        warp.does = warp.does or "MMA"
         if queue.ctas != ctas and queue.open:
             self._start_mmas(warp, queue)
         queue.ctas = ctas
@@ -75,18 +93,27 @@ class TensorEngines(Engines):
         rows = max(instruction.rows, tmem.ROWS)
         cycles = rows * instruction.n * instruction.k * instruction.element // 2 // MULTIPLY_ADDS
         begin = max(warp.clock, *(cta.tensor_free[0] for cta in ctas))
+        if len(queue.open) == 1:
+            queue.begin = begin
         queue.finish = begin + cycles
         for cta in ctas:
             cta.tensor_free[0] = queue.finish
-        self.trace.add(
-            warp, "mma", f"{instruction}, D at column {mma.column}", begin, queue.finish, engine="tensor core"
-        )
         warp.clock += 1
 
     def _start_mmas(self, warp: Any, queue: TensorQueue) -> None:
         """What is open may be done from now on."""
         mmas, ctas, queue.open = queue.open, queue.ctas, []
         if mmas:
+            first = mmas[0]
+            what = "added to" if first.accumulate else "put"
+            self.trace.add(
+                warp,
+                "mma",
+                f"{len(mmas)} x {first.instruction}, {what} column {first.column}",
+                queue.begin,
+                queue.finish,
+                engine="tensor core",
+            )
             self.start(Task(queue, lambda: self._run_mmas(warp, ctas, mmas)))
 
     def _run_mmas(self, warp: Any, ctas: tuple[Any, ...], mmas: list[tcgen05.Mma]) -> None:
@@ -138,6 +165,7 @@ class TensorEngines(Engines):
         """A warp loads registers from tensor memory."""
         memory, where = warp.cta.sm.memory, warp.site()
         memory.check(warp.cta, window.column, window.columns, where)
+        warp.does = warp.does or "epilogue"
         begin = warp.clock
         cycles = LOAD_CYCLES + window.columns // COLUMNS_PER_CYCLE
         self.trace.add(warp, "read", f"{window}", begin, begin + cycles, engine="tensor memory")

@@ -28,12 +28,15 @@ ROW = 0.42  # inches of a row
 FONT = 7.0  # points, in the bars
 LETTER = 0.62 * FONT / 72  # inches a letter takes
 WAIT, LOAD, STORE, TILE = "wait", "load", "store", "tile"
+TENSOR, READ = "tensor", "read"
 # By kind, and every other tile a little lighter, so that it shows where the next one begins.
 COLOURS = {
     WAIT: ("#d5d9de", "#d5d9de"),
     LOAD: ("#2f6fb0", "#6fa3d4"),
     "mma 0": ("#2e8b57", "#6dbb8c"),
     "mma 1": ("#8e5aa8", "#b995cb"),
+    TENSOR: ("#2e8b57", "#6dbb8c"),
+    READ: ("#8e5aa8", "#b995cb"),
     STORE: ("#d9772b", "#ecaa75"),
     TILE: ("#f3e3b3", "#fbf4dc"),
 }
@@ -42,10 +45,12 @@ NAMES = {
     LOAD: "TMA load, latency included",
     "mma 0": "WGMMA of consumer 0",
     "mma 1": "WGMMA of consumer 1",
+    TENSOR: "MMAs of the tensor core",
+    READ: "load from tensor memory",
     STORE: "TMA store",
-    TILE: "a tile, from first WGMMA to last store",
+    TILE: "a tile, until its last store",
 }
-DARK = {LOAD, "mma 0", "mma 1", STORE}  # kinds whose text is white on the darker colour
+DARK = {LOAD, "mma 0", "mma 1", TENSOR, READ, STORE}  # kinds whose text is white on the darker colour
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,8 @@ def timeline(trace: Trace, division: Division | None = None, *, cta: int = 0, ti
 def lanes(trace: Trace, division: Division | None, cta: int) -> list[Lane]:
     """The lanes of a CTA that have bars, in the order of the data's way through it."""
     mine = [event for event in trace.events if event.cta == cta]
+    if any(event.kind in (READ, "mma") and event.role != "consumer" for event in mine):
+        return _tensor_lanes(mine, division)
     groups = sorted({event.warp // WARPGROUP for event in mine if event.role == "consumer"})
     producer = [event for event in mine if event.role != "consumer"]
     loads = Lane("TMA load", list(_load_bars(producer, division)))
@@ -162,6 +169,48 @@ def lanes(trace: Trace, division: Division | None, cta: int) -> list[Lane]:
         consumers.append(lane)
     waits = Lane("producer", [_wait_bar(event) for event in producer if event.kind == "wait"])
     return [lane for lane in (waits, loads, *consumers, tensor, store) if lane.bars]
+
+
+def _tensor_lanes(mine: Sequence[Event], division: Division | None) -> list[Lane]:
+    """Lanes of a CTA with tensor memory: one warp loads, one issues MMAs, others read the results.
+
+    One reading warp stands for all. A tile begins where MMAs put their product instead of adding it; readers
+    and stores take as many turns for each tile.
+    """
+    mmas = [event for event in mine if event.kind == "mma"]
+    starts = [" put " in event.detail for event in mmas]
+    tiles = max(1, sum(starts))
+    tensor = Lane("tensor core")
+    for number, event in enumerate(mmas):
+        text = "" if division is None else str(number % division.stages)
+        tensor.bars.append(Bar(TENSOR, event.begin, event.end, text, sum(starts[: number + 1]) - 1))
+    readers = sorted({event.warp for event in mine if event.kind == READ})
+    done = [
+        event
+        for kind in (READ, STORE)
+        for event in mine
+        if event.kind == kind and (kind == STORE or event.warp == readers[0])
+    ]
+    reading, store = Lane(f"results\n(warp {readers[0] if readers else 0})"), Lane("TMA store")
+    spans: dict[int, tuple[int, int]] = {}
+    for kind, lane in ((READ, reading), (STORE, store)):
+        events = [event for event in done if event.kind == kind]
+        for number, event in enumerate(events):
+            tile = number * tiles // len(events)
+            lane.bars.append(Bar(kind, event.begin, event.end, "", tile))
+            begin, end = spans.get(tile, (event.begin, event.end))
+            spans[tile] = (min(begin, event.begin), max(end, event.end))
+    reading.bars += [Bar(TILE, *span, f"tile {tile}", tile) for tile, span in spans.items()]
+    waits = {"producer": Lane("producer"), "MMA": Lane("MMA warp")}
+    roles = {event.warp: event.role for event in mine if event.role}
+    for event in mine:
+        if event.kind == WAIT and roles.get(event.warp) in waits:
+            waits[roles[event.warp]].bars.append(_wait_bar(event))
+        elif event.kind == WAIT and readers and event.warp == readers[0]:
+            reading.bars.append(_wait_bar(event))
+    loads = Lane("TMA load", list(_load_bars(mine, division)))
+    order = (waits["producer"], loads, waits["MMA"], tensor, reading, store)
+    return [lane for lane in order if lane.bars]
 
 
 def _load_bars(events: Sequence[Event], division: Division | None) -> Iterator[Bar]:

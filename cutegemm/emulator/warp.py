@@ -76,6 +76,7 @@ class Warp:
     mask    the same as an array, None for all 32
     groups  where lanes are while they are not together
     clock   cycles of the cost model
+    does    the role it was first seen in, "" where the code alone tells
     """
 
     def __init__(self, program: Program, cta: Any, index: int) -> None:
@@ -96,11 +97,14 @@ class Warp:
         self.executed = 0
         self.laziness = -1.0
         self._role = ""
+        self.does = ""
         self.engines: dict[str, Any] = {}
 
     @property
     def role(self) -> str:
-        """What the warp is there for, as far as its place in the code tells."""
+        """What the warp is there for: what it was seen doing, else as far as its place in the code tells."""
+        if self.does:
+            return self.does
         self._role = self.program.roles[self.current] or self._role
         return self._role
 
