@@ -58,6 +58,7 @@ class TinyGemm:
         self.ctas = 2 if pair else 1
         self.tile = (128 * self.ctas, tile_n, TILE_K)
         self.clusters = clusters
+        self.columns = 1 << (max(32, RESULTS * tile_n) - 1).bit_length()
 
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor):
@@ -132,7 +133,6 @@ class TinyGemm:
     @cute.jit
     def set_up(self, storage, warp):
         """Barriers, and tensor memory by the MMA warp."""
-        columns = max(32, RESULTS * self.tile[1])
         if warp == LOAD_WARP:
             with cute.arch.elect_one():
                 for i in cutlass.range_constexpr(STAGES):
@@ -143,7 +143,7 @@ class TinyGemm:
                     cute.arch.mbarrier_init(storage.result_taken.data_ptr() + i, STORING_WARPS * self.ctas)
             cute.arch.mbarrier_init_fence()
         if warp == MMA_WARP:
-            cute.arch.alloc_tmem(columns, storage.tensor_memory.ptr, self.pair)
+            cute.arch.alloc_tmem(self.columns, storage.tensor_memory.ptr, self.pair)
             cute.arch.relinquish_tmem_alloc_permit(self.pair)
         self.meet()
 
@@ -161,7 +161,7 @@ class TinyGemm:
         """Tensor memory is freed when nobody, the peer included, uses it any more."""
         self.meet()
         if warp == MMA_WARP:
-            cute.arch.dealloc_tmem(address, max(32, RESULTS * self.tile[1]), self.pair)
+            cute.arch.dealloc_tmem(address, self.columns, self.pair)
 
     @cute.jit
     def load(self, storage, a, b, gD, cta, rank):

@@ -52,6 +52,8 @@ class Task:
 class Engines:
     """Carries out what the instructions ask for; ``machine`` is the one they run on."""
 
+    bytes_per_cycle = LOAD_BYTES_PER_CYCLE
+
     def __init__(self, machine: Any, trace: Trace, seed: int | None) -> None:
         self.machine = machine
         self.trace = trace
@@ -171,7 +173,7 @@ class Engines:
         """A box to the same offset in each target CTA; each target's barrier gets its bytes."""
         where = warp.site()
         begin = max(warp.clock, warp.cta.tma_free)
-        warp.cta.tma_free = begin + tensor_map.box_bytes // LOAD_BYTES_PER_CYCLE
+        warp.cta.tma_free = begin + tensor_map.box_bytes // self.bytes_per_cycle
         finish = warp.cta.tma_free + LOAD_LATENCY
         token = self.load_begins(warp, tensor_map.box_bytes, offset, targets)
         self.trace.add(
@@ -221,7 +223,7 @@ class Engines:
         task = Task(work, work)
         self._stores(warp).open.append(task)
         begin = max(warp.clock, cta.store_free)
-        cta.store_free = begin + tensor_map.box_bytes // LOAD_BYTES_PER_CYCLE
+        cta.store_free = begin + tensor_map.box_bytes // self.bytes_per_cycle
         self.trace.add(
             warp,
             "store",

@@ -21,6 +21,7 @@ from cutegemm.emulator.values import Lanes
 # Cost model, about that of a B200: multiply-adds of 16-bit operands per cycle and SM (of M = 128 at least);
 # columns of 32 lanes that tensor memory reads or writes in a cycle for one warp.
 MULTIPLY_ADDS = 4096
+LOAD_BYTES_PER_CYCLE = 64  # from the second-level cache, per SM
 COLUMNS_PER_CYCLE = 4
 LOAD_CYCLES = 20
 
@@ -55,6 +56,8 @@ def queue_of(warp: Any) -> TensorQueue:
 
 class TensorEngines(Engines):
     """Engines of an SM with tensor memory."""
+
+    bytes_per_cycle = LOAD_BYTES_PER_CYCLE
 
     # --- allocation ------------------------------------------------------------------------------------
 
