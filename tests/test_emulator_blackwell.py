@@ -37,6 +37,14 @@ def test_any_order_gives_the_same_bits(pair: bool) -> None:
         assert torch.equal(plain, adverse)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_ctas_share_the_tensor_memory_of_an_sm(seed: int) -> None:
+    """Three CTAs fit on the one SM: their accumulators begin at columns 0, 128 and 256."""
+    result, _ = product((512, 192, 192), clusters=6, sms=1, check=True, seed=seed)
+    columns = {event.detail.split("column ")[1] for event in result.trace.events if event.kind == "mma"}
+    assert {int(column) // 128 for column in columns} == {0, 1, 2}
+
+
 def test_the_next_tile_is_computed_while_one_is_read() -> None:
     """A wide pair needs as long for its MMAs as for its loads, so that MMAs follow each other."""
     size = (256, 1024, 512)

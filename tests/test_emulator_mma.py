@@ -6,7 +6,7 @@ import torch
 from ptx_kernels import ALLOCATE, FILL, FREE, launch, names, stores, vector
 
 from cutegemm.emulator import tcgen05
-from cutegemm.emulator.faults import MisuseError, UnknownInstructionError
+from cutegemm.emulator.faults import MisuseError, RaceError, UnknownInstructionError
 
 TYPES = {
     # kind: (codes of A, B, D), bytes of an element
@@ -147,6 +147,12 @@ def test_an_mma_multiplies_its_kind_of_numbers(kind: str) -> None:
     cells, exact = run_mma(kind, mma_kernel(kind, instruction(kind, 128)), 128)
     got = cells.double() if kind == "i8" else cells.view(torch.float32).double()
     assert (got - exact).abs().max() <= 1e-6 * exact.abs().max()
+
+
+def test_what_lanes_wrote_is_fenced_before_an_mma_reads_it() -> None:
+    body = mma_kernel("f16", instruction("f16", 128)).replace("fence.proxy.async.shared::cta;", "")
+    with pytest.raises(RaceError, match=r"tcgen05\.mma\S* .* no fence\.proxy\.async"):
+        run_mma("f16", body, 128)
 
 
 def test_operands_may_be_negated() -> None:

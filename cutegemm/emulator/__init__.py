@@ -4,11 +4,14 @@
     ptx.py       PTX text to statements; decode.py: statements to closures (ops_*.py: one family each)
     warp.py      lanes that run together or apart; machine.py: CTAs, clusters, who runs next
     memory.py    global and shared memory; mbarrier.py: barriers
-    tma.py, wgmma.py, mma.py   what the engines do; engines.py: when it is done and whom it tells
+    tma.py, wgmma.py, mma.py, tcgen05.py   what the engines do
+    engines.py, tensor_core.py   when it is done and whom it tells
+    processors.py, tmem.py   SMs, and their tensor memory
+    races.py, races_tensor.py, global_races.py, knowledge.py   accesses that nothing orders
     trace.py     what ran when; faults.py: what a kernel can be guilty of
 
-Scope: sm_90a kernels. Float sums are taken in float32 along K, in another order than a tensor core's; PTX
-memory ordering beyond barriers is not modelled, all memory is sequentially consistent.
+Scope: sm_90a and sm_100a kernels. Float sums are taken in float32 along K, in another order than a tensor
+core's; PTX memory ordering beyond barriers is not modelled, all memory is sequentially consistent.
 """
 
 from cutegemm.emulator.faults import (
