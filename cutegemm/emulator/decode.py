@@ -18,6 +18,8 @@ import numpy as np
 
 from cutegemm.emulator.faults import UnknownInstructionError
 from cutegemm.emulator.flow import Reach, first_uses, live_registers, roles
+from cutegemm.emulator.formulas import formula
+from cutegemm.emulator.fusion import Fused, Simple, fuse, pair_conversion
 from cutegemm.emulator.ptx import Module, Scope, Statement
 from cutegemm.emulator.values import ALL_BITS, LANES, bits_of, mask_of, merge
 
@@ -54,6 +56,7 @@ class Program:
     """A kernel ready to run.
 
     ops         one closure for each statement, and one that ends a warp that runs past the last
+    fused       what to do instead while lanes are together, and how many statements that covers
     results     slots each statement writes; they are merged where only some lanes execute it
     written     the same as a number with one bit for each slot
     live        slots that a lane which is at a statement may still read, likewise
@@ -65,6 +68,7 @@ class Program:
 
     module: Module
     ops: list[Op] = field(default_factory=list)
+    fused: Fused = field(default_factory=lambda: Fused([], []))
     results: list[tuple[int, ...]] = field(default_factory=list)
     written: list[int] = field(default_factory=list)
     live: list[int] = field(default_factory=list)
@@ -99,6 +103,7 @@ class Decoder:
         self.program.template.append(0)  # SINK
         self._slots: dict[tuple[int, str], int] = {}
         self._literals: dict[tuple[str, int], int] = {}
+        self._constants: set[int] = set()
         self._written: list[int] = []
         self._read: list[int] = []
         self._place_params()
@@ -108,9 +113,11 @@ class Decoder:
         """All statements. Raises UnknownInstructionError at the first that cannot be executed."""
         program = self.program
         read, replaced = [], []
+        simple: list[Simple | None] = []
         for statement in program.module.statements:
             self._written, self._read = [], []
             op = self._one(statement)
+            simple.append(formula(statement, self) or pair_conversion(statement, self))
             written = tuple(dict.fromkeys(s for s in self._written if s != SINK))
             program.ops.append(self._guarded(op, statement, written) if statement.guard else op)
             program.results.append(written)
@@ -125,6 +132,8 @@ class Decoder:
         program.roles = roles(program.module.statements, reach)
         for pc, loads in first_uses(program.module.statements, reach, read, program.written).items():
             program.ops[pc] = _using_loads(program.ops[pc], loads)
+            simple[pc] = None
+        program.fused = fuse(program.ops, simple, reach.entries(), program.live)
         return program
 
     def _jump(self, statement: Statement) -> int | None:
@@ -147,6 +156,10 @@ class Decoder:
         )
 
     # --- operands --------------------------------------------------------------------------------------
+
+    def is_literal(self, slot: int) -> bool:
+        """Whether a slot holds a constant."""
+        return slot in self._constants
 
     def source(self, text: str, statement: Statement, bits: int = 32) -> int:
         """Slot of an operand that is read: register, literal, special register or address of a symbol."""
@@ -212,6 +225,7 @@ class Decoder:
         key = (type(value).__name__, value)
         if key not in self._literals:
             self._literals[key] = len(self.program.template)
+            self._constants.add(len(self.program.template))
             self.program.template.append(value)
         return self._literals[key]
 

@@ -25,6 +25,15 @@ class Reach:
             successors.append(following if jump is None else (*following, jump))
         return cls(tuple(successors))
 
+    def entries(self) -> set[int]:
+        """Statements that are reached otherwise than from the one before, or from there not always."""
+        places: set[int] = set()
+        for pc, following in enumerate(self.successors):
+            if following != (pc + 1,):
+                places.update(following)
+                places.add(pc + 1)
+        return places
+
     def backward(self, start: T, step: Callable[[int, list[T]], T]) -> list[T]:
         """The smallest solution of value[pc] = step(pc, values of what comes next), from ``start`` upward."""
         values = [start] * (len(self.successors) + 1)

@@ -170,12 +170,14 @@ class Warp:
         return quantum - left
 
     def _run_together(self, quantum: int) -> int:
-        ops = self.program.ops
+        ops, counts = self.program.fused.ops, self.program.fused.counts
         self.wait = None
-        for count in range(quantum):
-            following = ops[self.pc](self)
+        count = 0
+        while count < quantum:
+            pc = self.pc
+            following = ops[pc](self)
             if following is None:
-                self.pc += 1
+                self.pc = pc + 1
             elif following >= 0:
                 self.pc = following
             elif following == BLOCKED:
@@ -186,7 +188,8 @@ class Warp:
             else:
                 self.done = True
                 return count + 1
-        return quantum
+            count += counts[pc]
+        return count
 
     def _part(self, group: Group, target: int, taken: int) -> None:
         """Divides a group at a branch; lanes that exit leave."""
