@@ -113,11 +113,11 @@ def test_multiply_add_of_uniform_values_and_of_lanes(a: int, b: int, c: int) -> 
         mad.wide.u32 %rd7, %r1, %r2, %rd3; mad.wide.u32 %rd8, %r4, %r5, %rd4;
         setp.ne.b32 %p0, %r0, 0; @%p0 bra DONE;
         st.global.v2.b32 [%rd0], {{%r7, %r8}};
-        st.global.v2.b64 [%rd0+8], {{%rd5, %rd6}}; st.global.v2.b64 [%rd0+24], {{%rd7, %rd8}};
+        st.global.v2.b64 [%rd0+16], {{%rd5, %rd6}}; st.global.v2.b64 [%rd0+32], {{%rd7, %rd8}};
         DONE:"""
-    found = words(body, 10)
+    found = words(body, 12)
     assert found[:2] == [(a * b + c) % 2**32] * 2
-    wide = [low | high << 32 for low, high in zip(found[2::2], found[3::2], strict=True)]
+    wide = [low | high << 32 for low, high in zip(found[4::2], found[5::2], strict=True)]
     assert wide[:2] == [(as_signed(a) * as_signed(b) + c) % 2**64] * 2
     assert wide[2:] == [(a * b + c) % 2**64] * 2
 
@@ -410,8 +410,9 @@ def test_an_asynchronous_store_that_nobody_waits_for() -> None:
 def test_addresses_outside_of_everything_are_refused() -> None:
     with pytest.raises(OutOfBoundsError, match=r"st\.global\.b32 .*warp 0 of CTA 0 touches global memory"):
         words("st.global.b32 [%rd1+4], %r0;")
-    with pytest.raises(OutOfBoundsError, match="not aligned"):
-        words("st.global.b32 [%rd0+2], %r0;")
+    for statement in ("st.global.b32 [%rd0+2], %r0;", "st.global.v2.b32 [%rd0+4], {%r0, %r0};"):
+        with pytest.raises(OutOfBoundsError, match="not aligned"):
+            words(statement)
     with pytest.raises(OutOfBoundsError, match="it has 4096 bytes"):
         words("mov.b32 %r1, dynamic; st.shared.b32 [%r1+4096], %r0;")
     with pytest.raises(OutOfBoundsError, match="rank 1 of a cluster of 1"):

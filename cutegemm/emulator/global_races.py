@@ -59,6 +59,13 @@ class RegionShadow:
         return elements
 
 
+def _elements(addresses: Lanes, width: int, unit: int) -> Lanes:
+    """Addresses of all elements that accesses of ``width`` bytes touch."""
+    if width <= unit:
+        return addresses
+    return (addresses[:, None] + np.arange(0, width, unit, dtype=addresses.dtype)).ravel()
+
+
 class GlobalChecker:
     """All regions of one launch."""
 
@@ -97,7 +104,7 @@ class GlobalChecker:
         region = self.memory.find(int(addresses.min()), int(addresses.max()) + width)
         if region is not None:
             shadow = self._shadow(region)
-            places = shadow.number(addresses)
+            places = shadow.number(_elements(addresses, width, region.unit))
             self._check(agents, access, region, (shadow.writes[places], places), "read-after-write")
             shadow.reads[places] = self._number(agents, access)
 
@@ -106,7 +113,7 @@ class GlobalChecker:
         region = self.memory.find(int(addresses.min()), int(addresses.max()) + width)
         if region is not None:
             shadow = self._shadow(region)
-            places = shadow.number(addresses)
+            places = shadow.number(_elements(addresses, width, region.unit))
             self._check(agents, access, region, (shadow.writes[places], places), "write-after-write")
             self._check(agents, access, region, (shadow.reads[places], places), "write-after-read")
             shadow.writes[places] = self._number(agents, access)

@@ -37,10 +37,10 @@ class Region:
     views: dict[int, Lanes] = field(default_factory=dict)
 
     def view(self, width: int) -> Lanes:
-        """The allocation as unsigned elements of ``width`` bytes, from its base on."""
+        """The allocation as unsigned elements of ``width`` bytes (16: chunks), from its base on."""
         if width not in self.views:
             whole = len(self.data) // width * width
-            self.views[width] = self.data[:whole].view(f"u{width}")
+            self.views[width] = self.data[:whole].view(CHUNK if width == 16 else f"u{width}")
         return self.views[width]
 
 

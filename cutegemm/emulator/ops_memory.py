@@ -148,6 +148,7 @@ def _load(statement: Statement, decoder: Decoder) -> Op:
     width = bits // 8
     space = _space(statement.opcode)
     synchronising = synchronises(statement.opcode.split("."))
+    pieces = _pieces(width * len(results))
 
     def op(warp: Any) -> None:
         value = warp.r[base]
@@ -155,8 +156,14 @@ def _load(statement: Statement, decoder: Decoder) -> Op:
         addresses = (
             np.array([value + offset], dtype=np.uint64) if uniform else _lane_addresses(warp, value, offset)
         )
-        for i, slot in enumerate(results):
-            part = read(warp, addresses + np.uint64(i * width), width, space, synchronising)
+        parts = [
+            read(warp, addresses + np.uint64(start), size, space, synchronising)
+            .view(UNSIGNED[bits])
+            .reshape(len(addresses), -1)
+            for start, size in pieces
+        ]
+        columns = [part[:, i] for part in parts for i in range(part.shape[1])]
+        for slot, part in zip(results, columns, strict=True):
             if kind == "s" and bits < 32:
                 part = part.view(SIGNED[bits]).astype(np.int32).view(np.uint32)
             if uniform:
@@ -182,14 +189,32 @@ def _store(statement: Statement, decoder: Decoder) -> Op:
     space = _space(statement.opcode)
     synchronising = synchronises(statement.opcode.split("."))
 
+    pieces = _pieces(width * len(sources))
+
     def op(warp: Any) -> None:
-        active = warp.active()
+        mask = warp.mask
         addresses = _lane_addresses(warp, warp.r[base], offset)
-        values = np.stack([lanes(warp.r[slot], bits)[active] for slot in sources], axis=1)
-        for i in range(len(sources)):
-            write(warp, addresses + np.uint64(i * width), values[:, i], width, space, synchronising)
+        columns = [lanes(warp.r[slot], bits) for slot in sources]
+        values = columns[0][:, None] if len(columns) == 1 else np.stack(columns, axis=1)
+        if mask is not None:
+            values = values[mask]
+        for start, size in pieces:
+            part = values[:, start // width : (start + size) // width]
+            if size != width:
+                part = np.ascontiguousarray(part).view(_whole(size))
+            write(warp, addresses + np.uint64(start), part[:, 0], size, space, synchronising)
 
     return op
+
+
+def _pieces(size: int) -> list[tuple[int, int]]:
+    """A vector's bytes as accesses of up to 16 bytes: (first byte, how many)."""
+    return [(start, min(16, size)) for start in range(0, size, 16)]
+
+
+def _whole(size: int) -> Any:
+    """The type of elements of this many bytes."""
+    return CHUNK if size == 16 else UNSIGNED[8 * size]
 
 
 @opcode("stmatrix.sync.aligned.m8n8")
