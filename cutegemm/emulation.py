@@ -1,7 +1,7 @@
 """`python -m cutegemm emulate`: a product run on the CPU from its PTX, judged and drawn."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from cutegemm.emulator.faults import EmulationError
@@ -20,6 +27,7 @@ from cutegemm.errors import ProblemError
 from cutegemm.inspection import DEFAULT_TARGET, Request
 
 if TYPE_CHECKING:
+    from cutegemm.emulator.machine import Progress as EmulationProgress
     from cutegemm.gemm import Gemm
     from cutegemm.problem import GemmProblem
     from cutegemm.scheduler import TileScheduler
@@ -30,8 +38,8 @@ FAULT = 1  # exit code where the kernel is at fault or its result is wrong
 # warpgroup in each step of K, the producer's share included.
 TILE_INSTRUCTIONS, STORE_INSTRUCTIONS, STEP_INSTRUCTIONS = 1000, 600, 225
 # What one CPU core emulates in a second, about; how many times longer checks and random orders take.
-INSTRUCTIONS_PER_SECOND, FLOP_PER_SECOND = 150_000, 3e10
-CHECK_FACTOR, SEED_FACTOR = 2.5, 1.6
+INSTRUCTIONS_PER_SECOND, FLOP_PER_SECOND = 450_000, 5e9
+CHECK_FACTOR, SEED_FACTOR = 1.7, 1.4
 
 
 @dataclass(frozen=True)
@@ -201,8 +209,10 @@ def emulate(gemm: "Gemm", wish: Wish, notes: Console) -> Outcome:
     notes.print(f"emulating takes {_about(estimate)}; Ctrl-C ends it", highlight=False)
     a, b, out = operands(gemm.problem, wish.seed or 0)
     started = time.perf_counter()
-    with _progress(notes, "emulating"):
-        result = gemm.emulate(a, b, out=out, check=wish.check, seed=wish.seed, resident=wish.resident)
+    with _bar(notes) as progress:
+        result = gemm.emulate(
+            a, b, out=out, check=wish.check, seed=wish.seed, resident=wish.resident, progress=progress
+        )
     seconds = time.perf_counter() - started
     with _progress(notes, "comparing"):
         verdict = Verdict.of(out, a, b)
@@ -262,6 +272,27 @@ def _progress(console: Console, what: str) -> Iterator[None]:
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         bar.add_task(what, total=None)
         yield
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[Callable[["EmulationProgress"], None]]:
+    """A bar of CTAs that have ended, and a count of instructions for the time until the first has."""
+    columns = (
+        TextColumn("emulating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("CTAs, {task.fields[instructions]:,} instructions"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("emulating", total=None, instructions=0)
+
+        def show(progress: "EmulationProgress") -> None:
+            bar.update(
+                task, completed=progress.ended, total=progress.ctas, instructions=progress.instructions
+            )
+
+        yield show
 
 
 @contextmanager

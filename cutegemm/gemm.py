@@ -21,6 +21,7 @@ from cutegemm.residency import loading_allowed, resident_clusters
 from cutegemm.scheduler import TileScheduler
 
 if TYPE_CHECKING:
+    from cutegemm.emulator.machine import Progress
     from cutegemm.emulator.run import Emulation
 
 # Cross-compiling names no GPU; the choice is then made for this one.
@@ -112,6 +113,7 @@ class Gemm:
         check: bool = False,
         seed: int | None = None,
         resident: int | None = None,
+        progress: "Callable[[Progress], None] | None" = None,
     ) -> "Emulation":
         """out = a @ b on CPU tensors, by running the PTX a GPU call would launch. Needs no GPU.
 
@@ -119,6 +121,7 @@ class Gemm:
         seed      None: warps in a fixed order, copies and MMAs as early as possible; a number: random order,
                   everything as late as allowed, waits that fail for no reason
         resident  clusters that run at once, as the GPU's size would decide; fewer means more tiles for each
+        progress  is called a few times a second with a cutegemm.emulator.Progress
         Returns an Emulation with .out and .trace. Raises what a call raises for its operands, and
         EmulationError for faults of the kernel: DeadlockError, RaceError, OutOfBoundsError, ...
         """
@@ -127,7 +130,8 @@ class Gemm:
         read_sizes(self.problem, a, b, device="cpu")
         if out is None:
             out = self._allocate(a, b)
-        return emulate(self._kernels, self._gpu(), (a, b, out), Circumstances(check, seed, resident))
+        circumstances = Circumstances(check, seed, resident, progress=progress)
+        return emulate(self._kernels, self._gpu(), (a, b, out), circumstances)
 
     def _launch_key(self, a: torch.Tensor, b: torch.Tensor) -> Any:
         """What decides on the launch; sizes of a static problem are compared by the launch itself."""

@@ -1,7 +1,9 @@
 """`python -m cutegemm emulate`: what it prints, writes and answers, and what a timeline shows."""
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,11 +16,12 @@ import torch
 from emulation import GPU, kernel, replaced
 from gpu_checks import Case
 from rich.console import Console
+from rich.text import Text
 
 import cutegemm
 from cutegemm import GemmConfig, cli, emulation
 from cutegemm.emulation import Verdict, Wish, operands, seconds_expected
-from cutegemm.emulator import Emulation, Trace, product
+from cutegemm.emulator import Emulation, Progress, Trace, machine, product
 from cutegemm.emulator.product import Circumstances
 from cutegemm.emulator.timeline import TILE, Division, division_of, lanes, timeline
 from cutegemm.errors import MissingDependencyError, ProblemError
@@ -92,6 +95,34 @@ def test_a_line_that_tma_cannot_take_as_it_is_gets_padded(capsys: pytest.Capture
     code, out, err = ran("emulate 65 63 101 --tile 64x64x64", capsys)
     assert code == 0, err
     assert "float64: right" in out
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_progress_is_told(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "SECONDS_BETWEEN_REPORTS", 0.0)
+    case = Case(200, 264, 136)
+    gemm = kernel(GemmConfig(64, 64), case)
+    told: list[Progress] = []
+    a, b = torch.randn(case.m, case.k).bfloat16(), torch.randn(case.n, case.k).bfloat16().t()
+    result = gemm.emulate(a, b, seed=seed, progress=told.append)
+    assert len(told) > 20
+    assert all(x.ended <= y.ended and x.instructions <= y.instructions for x, y in pairwise(told))
+    assert told[0].ended == 0
+    assert told[-1] == Progress(20, 20, result.instructions)
+
+
+def test_a_bar_shows_ctas_and_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "SECONDS_BETWEEN_REPORTS", 0.0)
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100)
+    wish = Wish(Request((128, 192, 64), config={"tile_m": 64, "tile_n": 64}))
+    emulation.emulate(wish.gemm(), wish, screen)
+    assert isinstance(screen.file, io.StringIO)
+    shown = Text.from_ansi(screen.file.getvalue()).plain
+    assert re.search(r"emulating .*\b6/6 CTAs, [\d,]+ instructions", shown)
+    silent = Console(file=io.StringIO(), force_terminal=False, width=100)
+    emulation.emulate(wish.gemm(), wish, silent)
+    assert isinstance(silent.file, io.StringIO)
+    assert "CTAs" not in silent.file.getvalue()
 
 
 def test_no_products_to_add(capsys: pytest.CaptureFixture[str]) -> None:

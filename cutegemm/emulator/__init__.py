@@ -27,6 +27,7 @@ from cutegemm.emulator.faults import (
     UnknownInstructionError,
 )
 from cutegemm.emulator.host import TensorArgument
+from cutegemm.emulator.machine import Progress
 from cutegemm.emulator.run import Emulation, run
 from cutegemm.emulator.trace import Event, Trace
 
@@ -40,6 +41,7 @@ __all__ = [
     "HostCodeError",
     "MisuseError",
     "OutOfBoundsError",
+    "Progress",
     "RaceError",
     "TensorArgument",
     "Trace",

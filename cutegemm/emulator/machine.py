@@ -1,8 +1,11 @@
 """The GPU of one launch: CTAs in their clusters, warps, memory, and who runs next."""
 
+import math
 import random
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +26,7 @@ from cutegemm.emulator.warp import Warp
 QUANTUM = 4096  # instructions a warp runs before others get their turn
 LAZINESS = (0.0, 0.0, 0.0, 0.5, 0.97)  # with a seed: how often a warp or a whole CTA is passed over
 SHORT_QUANTUM = 40  # with a seed: often enough that every order has a chance
+SECONDS_BETWEEN_REPORTS = 0.1
 STALE_ROUNDS = 50  # rounds of nothing but polling after which nobody will ever write what is polled for
 
 
@@ -35,6 +39,14 @@ class LaunchRecord:
     cluster: tuple[int, int, int]
     shared_bytes: int
     params: bytes
+
+
+class Progress(NamedTuple):
+    """How far a launch is: CTAs that have ended, all of them, warp instructions executed."""
+
+    ended: int
+    ctas: int
+    instructions: int
 
 
 class Cta:
@@ -167,6 +179,7 @@ class Machine:
     """Runs one launch.
 
     events   counts everything that may let somebody go on: arrivals, stores, completed copies
+    watch    is told of the progress a few times a second
     """
 
     def __init__(
@@ -189,6 +202,9 @@ class Machine:
         self.waiting: list[tuple[int, int, int]] = []
         self.events = 0
         self.instructions = 0
+        self.ended = 0
+        self.watch: Callable[[Progress], None] | None = None
+        self._last_told = 0.0
         self.barrier_labels: dict[int, str] = {}
         self.shared_end = program.static_shared_end + launch.shared_bytes
         threads = int(np.prod(launch.block))
@@ -237,6 +253,8 @@ class Machine:
                 raise DeadlockError(self._deadlock(resident, progress))
         while self.hooks.complete_one():
             continue
+        self._last_told = 0.0
+        self._tell()
 
     def _turn(self, cluster: Cluster) -> bool:
         """Lets a cluster run until it waits for somebody else; whether any warp did something."""
@@ -250,10 +268,17 @@ class Machine:
             if not ran and len(eager) < len(warps):
                 ran = self._run_each(warps, quantum)
             self.instructions += ran
+            self._tell()
             anything |= ran > 0
             self.hooks.complete_some()
             if not ran or self.chance is not None or self.events == before:
                 return anything
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if self.watch is not None and now - self._last_told > SECONDS_BETWEEN_REPORTS:
+            self._last_told = now
+            self.watch(Progress(self.ended, math.prod(self.launch.grid), self.instructions))
 
     def _eager(self, warps: list[Warp]) -> list[Warp]:
         """Those that get a turn: all, or with a seed those that chance does not hold back."""
@@ -285,6 +310,7 @@ class Machine:
             barrier.others_exited(warp.cta.live_threads())
         if all(other.done for other in warp.cta.warps):
             warp.cta.sm.ctas.discard(warp.cta)
+            self.ended += 1
 
     def _deadlock(self, clusters: list[Cluster], polling: bool) -> str:
         warps = [warp for cluster in clusters for warp in cluster.warps]

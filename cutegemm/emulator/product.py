@@ -1,6 +1,7 @@
 """``Gemm.emulate``: the kernel a GPU call would launch, on CPU tensors."""
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,6 +10,7 @@ from cutegemm.callrecord import CallRecord, Outcome
 from cutegemm.emulator.faults import EmulationError
 from cutegemm.emulator.host import TensorArgument
 from cutegemm.emulator.lines import source_lines
+from cutegemm.emulator.machine import Progress
 from cutegemm.emulator.run import Emulation, run
 from cutegemm.emulator.trace import Trace
 from cutegemm.errors import CutegemmError
@@ -43,12 +45,14 @@ class Circumstances:
     seed       None for a fixed order, a number for an adverse one
     resident   clusters that run at once; None: as many as the GPU has SMs for
     ptx        device code to run in place of the compiled one's
+    progress   is called a few times a second
     """
 
     check: bool = False
     seed: int | None = None
     resident: int | None = None
     ptx: str | None = None
+    progress: Callable[[Progress], None] | None = None
 
 
 def emulate(
@@ -85,6 +89,7 @@ def emulate(
             check=circumstances.check,
             ptx=ptx,
             barrier_labels=_ring_labels(plan.stages),
+            progress=circumstances.progress,
         )
     except EmulationError as error:
         raise _with_source_lines(error, kernels, choice, ptx) from None

@@ -1,7 +1,7 @@
 """One emulated launch, from compiled code and CPU tensors to the result."""
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +25,7 @@ from cutegemm.emulator import (
 from cutegemm.emulator.decode import Decoder, Program
 from cutegemm.emulator.faults import HostCodeError
 from cutegemm.emulator.host import TensorArgument, launch_of
-from cutegemm.emulator.machine import LaunchRecord, Machine
+from cutegemm.emulator.machine import LaunchRecord, Machine, Progress
 from cutegemm.emulator.memory import SHARED_BASE, GlobalMemory, tensor_region
 from cutegemm.emulator.ptx import parse
 from cutegemm.emulator.trace import Trace
@@ -78,6 +78,7 @@ def run(
     ptx: str | None = None,
     barrier_labels: Mapping[int, str] | None = None,
     sms: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Emulation:
     """Runs a compiled kernel on CPU tensors, which are written in place.
 
@@ -89,6 +90,7 @@ def run(
     check       whether races and uninitialised reads of shared memory are looked for
     ptx         device code to run instead of the compiled one's
     barrier_labels   what to call the mbarriers in reports, by their offset in shared memory
+    progress    is called a few times a second
     sms         SMs of the emulated GPU; None: as many as an H200 or a B200 has
 
     Raises EmulationError and its subclasses for faults of the kernel.
@@ -109,6 +111,7 @@ def run(
         return Emulation(None, {}, Trace(), None)
     machine = Machine(program, launch, memory, seed, check, sms)
     machine.barrier_labels = dict(barrier_labels or {})
+    machine.watch = progress
     with _older_objects_set_aside():
         machine.run()
     return Emulation(None, {}, machine.trace, launch, machine.instructions)
