@@ -465,6 +465,9 @@ def test_swizzling_is_an_exchange_on_absolute_addresses() -> None:
         units = swizzled_units(0, 64, span // 16, swizzle)
         assert sorted(units.ravel().tolist()) == list(range(64 * span // 16))
     assert swizzled_units(0, 8, 8, 3)[1].tolist() == [9, 8, 11, 10, 13, 12, 15, 14]
+    pairs = decode_map(map_words(0, w1=0x0000001000046512 | 1 << 19)).swizzle
+    assert swizzled_units(0, 8, 8, pairs)[1].tolist() == [10, 11, 8, 9, 14, 15, 12, 13]
+    assert swizzled_units(0, 8, 8, pairs)[4].tolist() == list(range(32, 40))
 
 
 def test_a_tma_store_writes_whole_16_byte_units() -> None:

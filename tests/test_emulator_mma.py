@@ -42,20 +42,21 @@ def place_operand(raw: torch.Tensor, start: int, element: int, swizzle: int, alo
     """Shared memory that holds an operand, element for element as the layout's definition says."""
     memory = np.zeros(65536, dtype=np.uint8)
     rows = raw.shape[0]
-    span = {0: 16, 6: 32, 4: 64, 2: 128}[swizzle]
-    mask = {0: 0, 6: 1, 4: 3, 2: 7}[swizzle]
+    span = {0: 16, 6: 32, 4: 64, 2: 128, 1: 128}[swizzle]
+    mask, least = {0: (0, 4), 6: (1, 4), 4: (3, 4), 2: (7, 4), 1: (3, 5)}[swizzle]
+    period = 4 if swizzle == 1 else 8  # steps of K
     for r in range(rows):
         for byte in range(32):
             k, inside = divmod(byte, element)
             if along_rows:
                 t = span // element
-                at = r % t * element + r // t * LBO + k % 8 * span + k // 8 * SBO + inside
+                at = r % t * element + r // t * LBO + k % period * span + k // period * SBO + inside
             elif swizzle:
                 at = r % 8 * span + r // 8 * SBO + byte
             else:
                 at = r % 8 * 16 + r // 8 * SBO + byte // 16 * LBO + byte % 16
             at += start
-            memory[at ^ (at >> 7 & mask) << 4] = raw[r, byte]
+            memory[at ^ (at >> 7 & mask) << least] = raw[r, byte]
     return memory
 
 
@@ -81,6 +82,15 @@ def test_operands_are_gathered_from_every_layout(
 ) -> None:
     if along_rows and swizzle == 0:
         pytest.skip("the offsets of this layout have other roles")
+    check_gather(name, element, along_rows, swizzle)
+
+
+def test_pieces_of_32_bytes_change_places() -> None:
+    check_gather("tf32", 4, True, 1)
+
+
+def check_gather(name: str, element: int, along_rows: bool, swizzle: int) -> None:
+    """Fails unless an operand is found as its layout says."""
     raw, numbers = random_operand(name, 64, 32 // element, 3)
     start = 3 * 1024
     memory = place_operand(raw, start, element, swizzle, along_rows)

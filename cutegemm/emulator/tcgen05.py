@@ -6,6 +6,8 @@ types of A and B; 13, 14 negate A, B; 15, 16 A, B contiguous along M, N; 17..22 
 Operand descriptor (64 bits): 0..13 start, 16..29 leading byte offset (LBO), 32..45 stride byte offset (SBO),
 all in 16-byte units; 46..48 version, 1 here; 49..51 base offset; 52 mode of LBO; 61..63 swizzle: 0 none,
 2 = 128, 4 = 64, 6 = 32 bytes. Elements lie as they do for WGMMA (see wgmma.py), for any size of element.
+Swizzle 1, for operands contiguous along M or N: 128 bytes, of which 32-byte pieces change places; after 4 steps
+of K, not 8, it goes on at SBO.
 
 K covers 32 bytes of each operand. Element (row, n) of D is in tensor memory, from D's address on, at
 
@@ -30,7 +32,8 @@ from cutegemm.emulator.values import Lanes
 from cutegemm.emulator.wgmma import multiply
 
 UNIT = 16
-SWIZZLE_SPAN = {0: 16, 2: 128, 4: 64, 6: 32}
+PAIRS = 1
+SWIZZLE_SPAN = {0: 16, PAIRS: 128, 2: 128, 4: 64, 6: 32}
 EXCHANGED_BITS = {0: 0, 2: 3, 4: 2, 6: 1}
 # Operand types by kind and code: name and bytes of an element.
 OPERANDS = {
@@ -135,11 +138,12 @@ class Operand:
         """What decides where its units lie, besides the start. Raises MisuseError."""
         d = self.descriptor
         swizzle = d >> 61
-        if swizzle not in SWIZZLE_SPAN or d >> 46 & 7 != 1 or d >> 49 & 0xF:
+        unknown = swizzle not in SWIZZLE_SPAN or (swizzle == PAIRS and not self.along_rows)
+        if unknown or d >> 46 & 7 != 1 or d >> 49 & 0xF:
             raise MisuseError(
                 f"the operand descriptor 0x{d:016x} has swizzle {swizzle}, version {d >> 46 & 7}, base "
                 f"offset {d >> 49 & 7} and leading mode {d >> 52 & 1}; known are "
-                "swizzle 0, 2, 4, 6 with version 1 and zeros"
+                "swizzle 0, 1 (along M or N), 2, 4, 6 with version 1 and zeros"
             )
         return (
             (d >> 16 & 0x3FFF) << 4,
@@ -171,7 +175,8 @@ def unit_indices(
         k = np.arange(STEP_BYTES // element, dtype=np.int64)[:, None]
         t = span // element
         if swizzle:
-            places = r % t * element + r // t * lbo + k % 8 * span + k // 8 * sbo
+            period = 4 if swizzle == PAIRS else 8
+            places = r % t * element + r // t * lbo + k % period * span + k // period * sbo
         else:
             places = r // each * sbo + k % 8 * UNIT + k // 8 * lbo
     else:
@@ -179,7 +184,10 @@ def unit_indices(
         k = np.arange(STEP_BYTES // UNIT, dtype=np.int64)[None, :]
         places = r % 8 * span + r // 8 * sbo + k * (UNIT if swizzle else lbo)
     units = (places + phase) >> 4
-    units = units ^ (units >> 3 & ((1 << EXCHANGED_BITS[swizzle]) - 1))
+    if swizzle == PAIRS:
+        units = units ^ (units >> 3 & 3) << 1
+    else:
+        units = units ^ (units >> 3 & ((1 << EXCHANGED_BITS[swizzle]) - 1))
     units.setflags(write=False)
     return units
 

@@ -3,7 +3,8 @@
 A tensor map is 16 64-bit words, of which the host fills eight:
 
     0   bits 4..56   global address
-    1   4..6 rank-1; 7..10 element type; 13..14 swizzle; 32..63 stride of dimension 1 in 16-byte units
+    1   4..6 rank-1; 7..10 element type; 13..14 swizzle; 19..20 what is exchanged: 16 bytes, or 1 = 32;
+        32..63 stride of dimension 1 in 16-byte units
     2   strides of dimensions 2 and 3; 3: of dimension 4, and bits 32..35, 36..39, ... of all four
     4   sizes minus one of dimensions 0, 1; 5: of 2, 3; 6: of 4 in bits 0..31
     6   56..63 box size minus one of dimension 0; 7: of dimensions 1, 2, ... in 8 bits each
@@ -20,7 +21,7 @@ from cutegemm.emulator.memory import CHUNK, GlobalMemory, Region, SharedMemory
 from cutegemm.emulator.values import Lanes
 
 ELEMENT_BYTES = {0: 1, 2: 4, 6: 2, 7: 4, 10: 2}
-SWIZZLE_BITS = {0: 0, 1: 1, 2: 2, 3: 3}  # how many chunk-address bits are exchanged: none, 32, 64, 128 bytes
+SWIZZLE_PAIRS = 4  # 128 bytes, in which 32-byte pieces change places
 UNIT = 16  # bytes: what TMA moves at least, and the granule of swizzling
 
 
@@ -29,7 +30,7 @@ class TensorMap:
     """A decoded tensor map; dimension 0 is the contiguous one.
 
     sizes, box   elements; strides: bytes, of dimensions 1 and up
-    swizzle      address bits exchanged: 0, 1, 2 or 3 for none, 32, 64, 128 bytes
+    swizzle      address bits exchanged: 0, 1, 2 or 3 for none, 32, 64, 128 bytes, or SWIZZLE_PAIRS
     """
 
     address: int
@@ -55,7 +56,9 @@ def decode_map(data: bytes) -> TensorMap:
     words = [int.from_bytes(data[i * 8 : i * 8 + 8], "little") for i in range(8)]
     rank = (words[1] >> 4 & 7) + 1
     kind = words[1] >> 7 & 0xF
-    if kind not in ELEMENT_BYTES or rank > 5 or words[6] >> 32 & 0xFFFFFF:
+    swizzle, exchanged = words[1] >> 13 & 3, words[1] >> 19 & 3
+    unknown = exchanged > 1 or (exchanged and swizzle != 3)
+    if kind not in ELEMENT_BYTES or rank > 5 or words[6] >> 32 & 0xFFFFFF or unknown:
         raise EmulationError(
             f"a tensor map of rank {rank}, element type {kind} and words {[hex(w) for w in words]} "
             "is not understood"
@@ -70,7 +73,7 @@ def decode_map(data: bytes) -> TensorMap:
         sizes=tuple((size & 0xFFFFFFFF) + 1 for size in sizes[:rank]),
         strides=tuple(strides),
         box=tuple(b + 1 for b in box[:rank]),
-        swizzle=SWIZZLE_BITS[words[1] >> 13 & 3],
+        swizzle=SWIZZLE_PAIRS if exchanged else swizzle,
     )
 
 
@@ -81,7 +84,9 @@ def swizzled_units(phase: int, rows: int, row_units: int, swizzle: int) -> Lanes
     phase: the start in units within 1024 bytes. Address bits 4.. are exchanged with bits 7..
     """
     units = phase + np.arange(rows * row_units, dtype=np.int64)
-    if swizzle:
+    if swizzle == SWIZZLE_PAIRS:
+        units = units ^ (units >> 3 & 3) << 1
+    elif swizzle:
         units = units ^ (units >> 3 & ((1 << swizzle) - 1))
     return units.reshape(rows, row_units)
 
