@@ -6,7 +6,7 @@ from cutegemm.emulator.host import launch_of
 from cutegemm.emulator.ptx import parse
 
 HOST = """
-  llvm.func @cutlass_f(%arg0: i32, %arg1: f32, %arg2: !llvm.ptr) -> i32 attributes {llvm.emit_c_interface} {
+  llvm.func @cutlass_f(%arg0: i32, %arg1: f32, %arg2: !llvm.ptr {llvm.align = 4 : i64}) -> i32 {
     %0 = llvm.mlir.constant(1 : i32) : i32
     %1 = llvm.alloca %0 x !llvm.CONFIG : (i32) -> !llvm.ptr
     %2 = llvm.alloca %0 x !llvm.array<1 x ptr> : (i32) -> !llvm.ptr

@@ -141,7 +141,7 @@ def _function(lines: list[str]) -> Function:
     arguments = []
     for part in split_list(header[2]):
         name, _, kind = part.partition(":")
-        arguments.append((name.strip(), parse_type(kind)))
+        arguments.append((name.strip(), parse_type(re.sub(r"\{[^{}]*\}\s*$", "", kind))))
     block = Block(())
     blocks = {"entry": block}
     for line in lines[1:-1]:

@@ -1,11 +1,11 @@
-"""Loads, stores, atomics, address conversion, stmatrix."""
+"""Loads, stores, address conversion, stmatrix and ldmatrix."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from cutegemm.emulator.decode import PARAM_SPACE, SINK, Decoder, Op, opcode
+from cutegemm.emulator.decode import PARAM_SPACE, Decoder, Op, opcode
 from cutegemm.emulator.memory import CHUNK, OFFSET_MASK, RANK_SHIFT, offset_of, rank_of
 from cutegemm.emulator.ops_integer import type_of
 from cutegemm.emulator.ptx import Statement
@@ -14,10 +14,7 @@ from cutegemm.emulator.values import (
     SIGNED,
     UNSIGNED,
     Lanes,
-    float_bits,
-    floats,
     lanes,
-    mask_of,
 )
 
 SHARED_END = 1 << 32  # generic addresses below are shared memory
@@ -68,12 +65,12 @@ def _load_param(statement: Statement, decoder: Decoder) -> Op:
     return op
 
 
-def _lane_addresses(warp: Any, value: Any, offset: int) -> Lanes:
+def lane_addresses(warp: Any, value: Any, offset: int) -> Lanes:
     """Addresses of the executing lanes."""
     return lanes(value, 64)[warp.active()] + np.uint64(offset)
 
 
-def _space(opcode_text: str) -> str:
+def space_of(opcode_text: str) -> str:
     parts = opcode_text.split(".")
     if "global" in parts:
         return "global"
@@ -81,8 +78,8 @@ def _space(opcode_text: str) -> str:
 
 
 def synchronises(parts: list[str]) -> bool:
-    """Whether other warps may learn from an access how far this one is: all but plain loads and stores."""
-    return not {"volatile", "relaxed", "acquire", "release", "acq_rel", "atom", "red"}.isdisjoint(parts)
+    """Whether other warps may learn from a load or store how far this one is: not from plain ones."""
+    return not {"volatile", "relaxed", "acquire", "release"}.isdisjoint(parts)
 
 
 def read(warp: Any, addresses: Lanes, width: int, space: str, synchronising: bool) -> Lanes:
@@ -95,7 +92,7 @@ def read(warp: Any, addresses: Lanes, width: int, space: str, synchronising: boo
         values: Lanes = machine.memory.load(addresses, width, warp.site())
         machine.hooks.acquire_global(warp, addresses)
         return values
-    return _by_cta(warp, addresses, lambda cta, offsets, _: machine.hooks.load(warp, cta, offsets, width))
+    return by_cta(warp, addresses, lambda cta, offsets, _: machine.hooks.load(warp, cta, offsets, width))
 
 
 def write(warp: Any, addresses: Lanes, values: Lanes, width: int, space: str, synchronising: bool) -> None:
@@ -114,10 +111,10 @@ def write(warp: Any, addresses: Lanes, values: Lanes, width: int, space: str, sy
         machine.hooks.store(warp, cta, offsets, values[chosen], width)
         return values[chosen]
 
-    _by_cta(warp, addresses, store)
+    by_cta(warp, addresses, store)
 
 
-def _by_cta(warp: Any, addresses: Lanes, access: Callable[[Any, Lanes, Lanes], Lanes]) -> Lanes:
+def by_cta(warp: Any, addresses: Lanes, access: Callable[[Any, Lanes, Lanes], Lanes]) -> Lanes:
     """Runs an access once for each CTA the addresses lie in."""
     places = addresses.view(np.int64)
     offsets = places & OFFSET_MASK
@@ -146,7 +143,7 @@ def _load(statement: Statement, decoder: Decoder) -> Op:
     base, offset = decoder.address(statement.operands[1], statement)
     kind, bits = type_of(statement)
     width = bits // 8
-    space = _space(statement.opcode)
+    space = space_of(statement.opcode)
     synchronising = synchronises(statement.opcode.split("."))
     pieces = _pieces(width * len(results))
 
@@ -154,7 +151,7 @@ def _load(statement: Statement, decoder: Decoder) -> Op:
         value = warp.r[base]
         uniform = type(value) is int
         addresses = (
-            np.array([value + offset], dtype=np.uint64) if uniform else _lane_addresses(warp, value, offset)
+            np.array([value + offset], dtype=np.uint64) if uniform else lane_addresses(warp, value, offset)
         )
         parts = [
             read(warp, addresses + np.uint64(start), size, space, synchronising)
@@ -186,14 +183,14 @@ def _store(statement: Statement, decoder: Decoder) -> Op:
     members = decoder.vector(statement.operands[1])
     sources = [decoder.source(text, statement, bits) for text in members]
     width = bits // 8
-    space = _space(statement.opcode)
+    space = space_of(statement.opcode)
     synchronising = synchronises(statement.opcode.split("."))
 
     pieces = _pieces(width * len(sources))
 
     def op(warp: Any) -> None:
         mask = warp.mask
-        addresses = _lane_addresses(warp, warp.r[base], offset)
+        addresses = lane_addresses(warp, warp.r[base], offset)
         columns = [lanes(warp.r[slot], bits) for slot in sources]
         values = columns[0][:, None] if len(columns) == 1 else np.stack(columns, axis=1)
         if mask is not None:
@@ -247,55 +244,27 @@ def _store_matrix(statement: Statement, decoder: Decoder) -> Op:
     return op
 
 
-_ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
-    "add": lambda old, x: old + x,
-    "inc": lambda old, x: 0 if old >= x else old + 1,
-    "dec": lambda old, x: x if old == 0 or old > x else old - 1,
-    "exch": lambda old, x: x,
-    "and": lambda old, x: old & x,
-    "or": lambda old, x: old | x,
-    "xor": lambda old, x: old ^ x,
-    "min": min,
-    "max": max,
-}
-
-
-@opcode("atom", "red")
-def _atomic(statement: Statement, decoder: Decoder) -> Op:
-    """Lane after lane; the order among warps is the scheduler's."""
+@opcode("ldmatrix.sync.aligned.m8n8")
+def _load_matrix(statement: Statement, decoder: Decoder) -> Op:
+    """The inverse of stmatrix: lane 8j+r gives the address of row r of matrix j, which goes to register j."""
     parts = statement.opcode.split(".")
-    kind, bits = type_of(statement)
-    operands = list(statement.operands)
-    d = decoder.result(operands.pop(0), statement) if parts[0] == "atom" else SINK
-    base, offset = decoder.address(operands.pop(0), statement)
-    sources = [decoder.source(text, statement, bits) for text in operands]
-    name = next((part for part in parts if part in _ATOMIC or part == "cas"), "")
-    if not name or (kind == "f" and name not in ("add", "exch")):
+    count = {"x1": 1, "x2": 2, "x4": 4}[parts[4]]
+    transposed = "trans" in parts
+    results = [decoder.result(text, statement) for text in decoder.vector(statement.operands[0])]
+    base, offset = decoder.address(statement.operands[1], statement)
+    if parts[-1] != "b16" or len(results) != count:
         raise decoder.unknown(statement)
-    space = _space(statement.opcode)
 
-    def combine(old: int, values: list[int]) -> int:
-        if name == "cas":
-            return values[1] if old == values[0] else old
-        if kind == "f" and name == "add":
-            return int(float_bits(floats(old, bits) + floats(values[0], bits), bits))
-        if kind == "s" and name in ("min", "max"):
-            as_signed = [v - (1 << bits) if v >> (bits - 1) else v for v in (old, values[0])]
-            return int(_ATOMIC[name](*as_signed)) & mask_of(bits)
-        return int(_ATOMIC[name](old, values[0])) & mask_of(bits)
-
-    def op(warp: Any) -> None:
-        active = warp.active()
-        addresses = lanes(warp.r[base], 64) + np.uint64(offset)
-        operands_of = [lanes(warp.r[slot], bits) for slot in sources]
-        results: Lanes = np.zeros(LANES, dtype=UNSIGNED[bits])
-        for lane in np.flatnonzero(active).tolist():
-            place = addresses[lane : lane + 1]
-            old = int(read(warp, place, bits // 8, space, True)[0])
-            new = combine(old, [int(values[lane]) for values in operands_of])
-            write(warp, place, np.array([new], dtype=UNSIGNED[bits]), bits // 8, space, True)
-            results[lane] = old
-        if d != SINK:
-            warp.r[d] = int(results[active][0]) if active.sum() == 1 and warp.mask is None else results
+    def op(warp: Any) -> int | None:
+        if warp.must_converge():
+            return warp.wait_for_lanes()
+        rows = lanes(warp.r[base], 64)[: 8 * count] + np.uint64(offset)
+        matrix = read(warp, rows, 16, "shared", False).view(np.uint16).reshape(count, 8, 8)
+        if transposed:
+            matrix = matrix.transpose(0, 2, 1)
+        registers = np.ascontiguousarray(matrix).view(np.uint32).reshape(count, LANES)
+        for slot, row in zip(results, registers, strict=True):
+            warp.r[slot] = row
+        return None
 
     return op

@@ -11,7 +11,9 @@ import torch
 
 from cutegemm.emulator import (
     ops_async,
+    ops_atomic,
     ops_control,
+    ops_copy,
     ops_float,
     ops_integer,
     ops_launch,
@@ -32,7 +34,8 @@ from cutegemm.emulator.trace import Trace
 
 FAMILIES = (
     ops_async,
-    ops_async,
+    ops_atomic,
+    ops_copy,
     ops_control,
     ops_float,
     ops_integer,
