@@ -47,7 +47,9 @@ __all__ = [
     "file_path",
     "kernel_key",
     "private_directory",
+    "process_lock",
     "source_hash",
+    "warn_caller",
 ]
 
 OBJECT_FILE = "kernel.o"
@@ -319,20 +321,21 @@ class KernelCache:
             removed += not directory.exists()
         for directory in self._listing(_TEMPORARY):
             shutil.rmtree(directory, ignore_errors=True)
-        for lock in self._locks.glob("*.lock"):
+        for lock in self.locks.glob("*.lock"):
             # Whoever holds or awaits this lock keeps the unlinked file: at worst a kernel is built twice.
             lock.unlink(missing_ok=True)
         return removed
+
+    @property
+    def locks(self) -> Path:
+        """The folder of the lock files; it may not exist yet."""
+        return self.root / "locks"
 
     # -- inside --
 
     @property
     def _kernels(self) -> Path:
         return self.root / "kernels"
-
-    @property
-    def _locks(self) -> Path:
-        return self.root / "locks"
 
     def _listing(self, pattern: re.Pattern[str]) -> list[Path]:
         try:
@@ -352,11 +355,12 @@ class KernelCache:
             entry = None  # perhaps another process is just replacing it: judged again under the lock
         if entry is not None:
             return entry
-        with self._process_lock(key):
+        # Without the lock the same kernel may be built twice, nothing worse: entries appear by a rename.
+        with process_lock(self.locks / f"{key}.lock", self.lock_timeout, "compiling"):
             try:
                 entry = _read_entry(directory, key)
             except _DamagedEntry as damage:
-                _warn(f"the cached kernel {directory} is damaged ({damage}); compiling it again")
+                warn_caller(f"the cached kernel {directory} is damaged ({damage}); compiling it again")
             if entry is not None:
                 return entry
             sources.check()
@@ -364,31 +368,6 @@ class KernelCache:
             files = {name: bytes(content) for name, content in build().items()}
             built = Entry(key, files, directory, from_disk=False, build_seconds=time.perf_counter() - started)
             return self._store(built)
-
-    @contextmanager
-    def _process_lock(self, key: str) -> Iterator[None]:
-        """Hold the lock of `key` against other processes, or go on without it where that cannot be had.
-
-        Without it the same kernel may be built twice, nothing worse: entries appear by a rename.
-        """
-        lock = filelock.FileLock(self._locks / f"{key}.lock")
-        held = False
-        try:
-            self._locks.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=self.lock_timeout, poll_interval=0.02)
-            held = True
-        except filelock.Timeout:
-            _warn(
-                f"another process has held {lock.lock_file} for {self.lock_timeout:g} s; compiling without "
-                "waiting any longer"
-            )
-        except (OSError, NotImplementedError):
-            held = False  # unwritable, or a file system without locks; storing will find out and say so
-        try:
-            yield
-        finally:
-            if held:
-                lock.release()
 
     def _store(self, built: Entry) -> Entry:
         """Put `built` on disk; the entry as it can be used, whether or not that worked."""
@@ -403,7 +382,7 @@ class KernelCache:
         except OSError as error:
             if self.root not in _warned_unwritable:
                 _warned_unwritable.add(self.root)
-                _warn(
+                warn_caller(
                     f"the kernel cache {self.root} cannot be written ({error}); kernels are kept for this "
                     "process only. Free some space, or point CUTEGEMM_CACHE_DIR to a writable folder"
                 )
@@ -445,7 +424,32 @@ class KernelCache:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def _warn(message: str) -> None:
+@contextmanager
+def process_lock(path: Path, timeout: float, what: str) -> Iterator[None]:
+    """Hold the lock file `path` against other processes, or go on without it where that cannot be had.
+
+    Waits at most `timeout` seconds for whoever holds it, then warns that `what` ("compiling") goes on.
+    """
+    lock = filelock.FileLock(path)
+    held = False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=timeout, poll_interval=0.02)
+        held = True
+    except filelock.Timeout:
+        warn_caller(
+            f"another process has held {lock.lock_file} for {timeout:g} s; {what} without waiting any longer"
+        )
+    except (OSError, NotImplementedError):
+        held = False  # unwritable, or a file system without locks; storing will find out and say so
+    try:
+        yield
+    finally:
+        if held:
+            lock.release()
+
+
+def warn_caller(message: str) -> None:
     """A CacheWarning at the line that called into the package."""
     inside = (str(Path(__file__).parent) + os.sep, contextlib.__file__)
     level, frame = 1, sys._getframe()

@@ -58,8 +58,8 @@ def _run(words: Sequence[str]) -> int:
 def parser(first_word: str = "") -> argparse.ArgumentParser:
     """The parser of all commands.
 
-    The bench declares its own arguments, and importing it imports torch: it is asked only when ``first_word``
-    says that it is the one wanted.
+    The bench and the tuner declare their own arguments, and importing them imports torch: they are asked only
+    when ``first_word`` says that they are wanted.
     """
     top = argparse.ArgumentParser(
         prog="python -m cutegemm", description="GEMM kernels for Hopper GPUs, from Python."
@@ -103,12 +103,19 @@ def parser(first_word: str = "") -> argparse.ArgumentParser:
         add_arguments(bench)
     bench.set_defaults(command=_bench)
 
+    tune = commands.add_parser("tune", help="measure on the GPU which kernel is fastest, and remember it")
+    if first_word == "tune":
+        from cutegemm.tuning.command import add_arguments as add_tuning
+
+        add_tuning(tune)
+    tune.set_defaults(command=_tune)
+
     doctor = commands.add_parser("doctor", help="what this machine can do, and what is in the way")
     doctor.add_argument("--json", action="store_true", help="the findings as JSON")
     doctor.add_argument("--error", metavar="TEXT", help="explain an error message instead")
     doctor.set_defaults(command=_doctor)
 
-    cache = commands.add_parser("cache", help="the compiled kernels on disk")
+    cache = commands.add_parser("cache", help="the compiled kernels on disk, and what tuning found")
     cache.add_argument("--clear", action="store_true", help="remove them")
     cache.set_defaults(command=_cache)
     return top
@@ -342,6 +349,12 @@ def _bench(arguments: argparse.Namespace) -> int:
     return run_bench(arguments)
 
 
+def _tune(arguments: argparse.Namespace) -> int:
+    from cutegemm.tuning.command import main as run_tuning
+
+    return run_tuning(arguments)
+
+
 def _doctor(arguments: argparse.Namespace) -> int:
     from cutegemm.doctor import doctor
 
@@ -352,11 +365,17 @@ def _cache(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from cutegemm.cache import default_cache
-    from cutegemm.inspection import cache_table, kernels
+    from cutegemm.inspection import cache_table, kernels, results
+    from cutegemm.tuning.winners import Winners, winners_table
 
     cache = default_cache()
+    tuned = Winners(cache.root)
     if arguments.clear:
-        print(f"{kernels(cache.clear())} removed from {cache.root}")
+        removed, forgotten = kernels(cache.clear()), tuned.clear()
+        print(f"{removed}{f' and {results(forgotten)}' if forgotten else ''} removed from {cache.root}")
         return 0
-    Console().print(cache_table(cache))
+    console = Console()
+    console.print(cache_table(cache))
+    if winners := tuned.entries():
+        console.print(winners_table(winners, "tuned, newest first"))
     return 0

@@ -1,7 +1,7 @@
 """compile() and matmul(): from a shape or two tensors to a Gemm."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,7 +24,7 @@ def compile(
     b_major: str = "k",
     out_major: str = "n",
     scheduler: TileScheduler | None = None,
-    config: GemmConfig | None = None,
+    config: GemmConfig | Literal["autotune"] | None = None,
     target: str | None = None,
 ) -> Gemm:
     """A callable D = A @ B for one problem.
@@ -37,7 +37,8 @@ def compile(
     b_major     "k" or "n": the contiguous mode of B (K, N); a row-major weight w (N, K) as w.t() is "k"
     out_major   "n" or "m": the contiguous mode of D (M, N)
     scheduler   order of tiles and assignment to workers; None: chosen with the configuration
-    config      a GemmConfig, or None: chosen by the heuristic
+    config      a GemmConfig; None: chosen by the heuristic; "autotune": measured on the current GPU, which
+                takes some seconds the first time, and remembered on disk. All sizes must be known for it
     target      "sm_90a", or None: the current GPU. Cross-compiling needs no GPU.
 
     Nothing is compiled before the first call, ``build()`` or a look at an artifact; the compiler is imported
@@ -47,8 +48,11 @@ def compile(
     problem = GemmProblem.from_user(
         shape, dtype, out_dtype=out_dtype, a_major=a_major, b_major=b_major, out_major=out_major
     )
-    if config is not None and not isinstance(config, GemmConfig):
-        raise OperandTypeError(f"config={config!r}: pass a cutegemm.GemmConfig, or None to have one chosen")
+    if config is not None and config != "autotune" and not isinstance(config, GemmConfig):
+        raise OperandTypeError(
+            f"config={config!r}: pass a cutegemm.GemmConfig, None to have one chosen, "
+            'or "autotune" to have the fastest measured'
+        )
     if scheduler is not None and not isinstance(scheduler, TileScheduler):
         raise OperandTypeError(
             f"scheduler={scheduler!r}: pass a cutegemm.scheduler.TileScheduler(order, assignment)"
@@ -57,6 +61,10 @@ def compile(
     if name not in BUILT_TARGETS:
         raise TargetError(f"there is no kernel for {name} yet; use one of: {', '.join(BUILT_TARGETS)}")
     dsl_version()
+    if config == "autotune":
+        from cutegemm.tuning.tuner import autotuned  # brings in the bench
+
+        config, scheduler = autotuned(problem, scheduler, name)
     return Gemm(problem, config, scheduler, name).prepare()
 
 

@@ -208,6 +208,11 @@ def kernels(count: int) -> str:
     return f"{count} kernel" if count == 1 else f"{count} kernels"
 
 
+def results(count: int) -> str:
+    """ "1 tuning result", "2 tuning results"."""
+    return f"{count} tuning result" if count == 1 else f"{count} tuning results"
+
+
 def cache_table(cache: "KernelCache") -> Table:
     """The kernels of a cache, newest first, and what they take on disk."""
     entries = cache.entries()

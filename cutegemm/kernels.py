@@ -14,7 +14,7 @@ from cutegemm.fingerprint import KernelKey, kernel_key
 from cutegemm.hardware import Gpu
 from cutegemm.hopper.plan import HopperPlan, StorePath, plan
 from cutegemm.problem import GemmProblem
-from cutegemm.scheduler import SplitK, TileScheduler
+from cutegemm.scheduler import TileScheduler
 from cutegemm.scheduler.identity import scheduler_identity
 
 
@@ -61,10 +61,7 @@ class Kernels:
             return replace(given, config=given.plan(self.problem).config)
         splits = heuristic.SPLITS if self.scheduler is None else (self.scheduler.splits,)
         best = heuristic.choose(_by_size_class(self.problem, sizes), gpu, store, splits)
-        scheduler = self.scheduler
-        if scheduler is None:
-            scheduler = TileScheduler(assignment=SplitK(best.splits)) if best.splits > 1 else TileScheduler()
-        return Choice(best.config, scheduler, store)
+        return Choice(best.config, self.scheduler or TileScheduler.splitting(best.splits), store)
 
     @cached_property
     def _given_identity(self) -> str | None:

@@ -57,7 +57,7 @@ def ask_in_rounds(root, start, answers):
     cache_module.sources = Watch(stale=False)
     for number in range(ROUNDS + UNLOCKED_ROUNDS):
         if number >= ROUNDS:
-            KernelCache._process_lock = lambda self, key: contextlib.nullcontext()
+            cache_module.process_lock = lambda path, timeout, what: contextlib.nullcontext()
         cache = KernelCache(root)
         start.wait(timeout=60)
         with warnings.catch_warnings(record=True) as caught:

@@ -26,7 +26,6 @@ from cutegemm.bench.peers import Prepared
 from cutegemm.bench.suite import find_ceilings, measure_ceilings
 from cutegemm.bench.workload import KNOWN_CEILINGS, MAX_SETS, as_cases, calls_per_replay, rotation_of
 from cutegemm.errors import OperandTypeError, ProblemError
-from cutegemm.problem import GemmProblem
 
 SHAPE = (32, 48, 64)
 METHOD = Method(rounds=5, replay_ms=0.05, pause_ms=3.0, rotate_bytes=50_000)
@@ -94,7 +93,7 @@ def test_rotation_of_the_extremes() -> None:
     assert not rotation_of(tiny, **h200).cold
     assert rotation_of(huge, **h200).sets == 2
     assert rotation_of(huge, **h200).cold
-    with pytest.raises(ProblemError, match=r"8192 takes 1\.0 GiB, more than half of the 1\.0 GiB"):
+    with pytest.raises(ProblemError, match=r"8192 takes 1\.0 GiB, more than 50% of the 1\.0 GiB"):
         rotation_of(huge, rotate_bytes=0, l2_bytes=0, free_bytes=2**30)
 
 
@@ -109,12 +108,10 @@ def test_calls_turn_through_all_sets(sets: int, call_us: float, replay_ms: float
 
 
 def test_shapes_that_cannot_be_measured() -> None:
-    with pytest.raises(ProblemError, match="give M, N and K, each at least 1"):
+    with pytest.raises(ProblemError, match="give every size, each at least 1"):
         as_cases([(0, 5, 5)])
-    with pytest.raises(ProblemError, match="without a batch mode"):
-        as_cases([(2, 5, 5, 5)])
-    with pytest.raises(ProblemError, match="row-major D"):
-        Case(GemmProblem.from_user((8, 8, 8), "bfloat16", out_major="m"))
+    with pytest.raises(ProblemError, match="give every size, each at least 1"):
+        as_cases([(0, 5, 5, 5)])
     with pytest.raises(ProblemError, match="at least 1"):
         as_cases([(None, 5, 5)])  # type: ignore[list-item]
     with pytest.raises(OperandTypeError, match="float64"):
@@ -406,7 +403,7 @@ def test_a_shape_too_large_is_a_row_not_an_end() -> None:
         large, small = run_suite(
             shapes, peers=[Fake(gpu, "cublas")], method=METHOD, gpu=gpu, ceilings=CEILINGS
         )
-    assert all(row.failure is not None and "more than half" in row.failure for row in large.rows)
+    assert all(row.failure is not None and "more than 50%" in row.failure for row in large.rows)
     assert all(row.good for row in small.rows)
 
 

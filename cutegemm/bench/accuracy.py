@@ -50,15 +50,16 @@ def _full_float32() -> Iterator[None]:
 def truth_of(operands: Operands) -> torch.Tensor:
     """A @ B in float32, TF32 off."""
     with _full_float32():
-        return torch.mm(operands.a.float(), operands.b.float())
+        return torch.matmul(operands.a.float(), operands.b.float())
 
 
 def torch_product(operands: Operands) -> torch.Tensor:
-    """torch.mm in the problem's own dtypes (cuBLAS on a GPU), written to ``operands.out``."""
+    """torch.mm or torch.bmm in the problem's own dtypes (cuBLAS on a GPU), written to ``operands.out``."""
     a, b, out = operands.a, operands.b, operands.out
+    product = torch.bmm if a.dim() == 3 else torch.mm
     if out.dtype == a.dtype:
-        return torch.mm(a, b, out=out)
-    return torch.mm(a, b, out_dtype=out.dtype, out=out)
+        return product(a, b, out=out)
+    return product(a, b, out_dtype=out.dtype, out=out)
 
 
 def check_finite(out: torch.Tensor) -> None:

@@ -34,20 +34,7 @@ OK, FAILED, LOST = 0, 1, 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of ``main`` on a parser."""
-    parser.add_argument(
-        "sizes", nargs="*", type=int, metavar="M N K", help="one or more shapes; default: the suite"
-    )
-    parser.add_argument(
-        "--suite", type=Path, metavar="FILE", help="JSON file of shapes (default: the H200 suite)"
-    )
-    parser.add_argument(
-        "--dtype", type=full_dtype_name, default="bfloat16", choices=INPUT_DTYPES, help="of A and B"
-    )
-    parser.add_argument(
-        "--out-dtype", type=full_dtype_name, choices=OUTPUT_DTYPES, help="of D (default: as the inputs)"
-    )
-    parser.add_argument("--a-major", default="k", choices=("k", "m"), help="contiguous mode of A")
-    parser.add_argument("--b-major", default="k", choices=("k", "n"), help="contiguous mode of B")
+    add_shapes(parser)
     parser.add_argument("--rounds", type=int, help=f"measurements of each (default {FULL.rounds})")
     parser.add_argument(
         "--peers",
@@ -63,6 +50,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
     parser.add_argument("--quick", action="store_true", help="few short rounds, no first-call and host times")
+
+
+def add_shapes(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments that ``shapes_of`` reads: which products are to be measured."""
+    parser.add_argument(
+        "sizes", nargs="*", type=int, metavar="M N K", help="one or more shapes; default: the suite"
+    )
+    parser.add_argument(
+        "--suite", type=Path, metavar="FILE", help="JSON file of shapes (default: the H200 suite)"
+    )
+    parser.add_argument(
+        "--dtype", type=full_dtype_name, default="bfloat16", choices=INPUT_DTYPES, help="of A and B"
+    )
+    parser.add_argument(
+        "--out-dtype", type=full_dtype_name, choices=OUTPUT_DTYPES, help="of D (default: as the inputs)"
+    )
+    parser.add_argument("--a-major", default="k", choices=("k", "m"), help="contiguous mode of A")
+    parser.add_argument("--b-major", default="k", choices=("k", "n"), help="contiguous mode of B")
 
 
 def parse_config(text: str) -> tuple[str, GemmConfig | None]:
@@ -127,7 +132,7 @@ def main(
     ``leave`` ends the process after a kernel hung: Python's ordinary way out would wait for it.
     """
     console = Console(stderr=True)
-    cases = _cases(args)
+    cases = shapes_of(args)
     variants = _variants(args)
     names = [name for name in args.peers.split(",") if name]
     _, notes = choose_peers(names)
@@ -155,7 +160,8 @@ def _stdout() -> Console:
     return console if console.is_terminal else Console(width=180)
 
 
-def _cases(args: argparse.Namespace) -> list[Case]:
+def shapes_of(args: argparse.Namespace) -> list[Case]:
+    """The products that the arguments of ``add_shapes`` name. Raises ProblemError."""
     layout = {"out_dtype": args.out_dtype, "a_major": args.a_major, "b_major": args.b_major}
     if not args.sizes:
         return load_suite(args.suite or DEFAULT_SUITE, args.dtype, **layout)

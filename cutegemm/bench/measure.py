@@ -70,7 +70,11 @@ class Measurement:
         self._runners = [_Runner(implementation) for implementation in implementations]
         facts = gpu.facts()
         self._rotation = rotation_of(
-            case, rotate_bytes=method.rotate_bytes, l2_bytes=facts.l2_bytes, free_bytes=gpu.free_bytes()
+            case,
+            rotate_bytes=method.rotate_bytes,
+            l2_bytes=facts.l2_bytes,
+            free_bytes=gpu.free_bytes(),
+            share=method.memory_share,
         )
 
     def run(self, ceilings: Ceilings) -> Result:

@@ -14,7 +14,9 @@ import torch
 from cutegemm.bench.accuracy import torch_product
 from cutegemm.bench.inputs import Operands
 from cutegemm.bench.workload import Case
+from cutegemm.config import GemmConfig
 from cutegemm.errors import ProblemError
+from cutegemm.scheduler import TileScheduler
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 
@@ -25,6 +27,18 @@ class Prepared:
 
     product: Product
     config: str = ""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What of a kernel is fixed; the heuristic chooses what is None."""
+
+    config: GemmConfig | None = None
+    scheduler: TileScheduler | None = None
+
+    def __str__(self) -> str:
+        words = "heuristic" if self.config is None else str(self.config)
+        return words if self.scheduler is None else f"{words}, tiles by {self.scheduler}"
 
 
 class Implementation(Protocol):
@@ -47,7 +61,7 @@ class Implementation(Protocol):
 
 @dataclass(frozen=True)
 class Ours:
-    """cutegemm with a configuration, or with the heuristic's (``config=None``)."""
+    """cutegemm with a GemmConfig, a Variant, or with what the heuristic chooses (``config=None``)."""
 
     name: str = "cutegemm"
     config: Any = None
@@ -68,19 +82,28 @@ class Ours:
 
 
 def compile_case(case: Case, config: Any = None, target: str | None = None) -> Any:
-    """``cutegemm.compile`` for a case."""
+    """``cutegemm.compile`` for a case; ``config`` is a GemmConfig, a Variant or None."""
     import cutegemm
 
     p = case.problem
+    fixed = config if isinstance(config, Variant) else Variant(config)
     return cutegemm.compile(
-        (case.m, case.n, case.k),
+        (case.batches, case.m, case.n, case.k) if p.batched else (case.m, case.n, case.k),
         (p.a_dtype, p.b_dtype),
         out_dtype=p.out_dtype,
         a_major=p.a_major,
         b_major=p.b_major,
-        config=config,
+        out_major=p.out_major,
+        scheduler=fixed.scheduler,
+        config=fixed.config,
         target=target,
     )
+
+
+def _check_plain(name: str, case: Case) -> None:
+    """Raises ProblemError for what only cutegemm and torch take."""
+    if case.problem.batched or case.problem.out_major != "n":
+        raise ProblemError(f"{name} is measured on single products into a row-major D, not {case.problem}")
 
 
 @dataclass(frozen=True)
@@ -114,6 +137,7 @@ class DeepGemm:
         """Takes bfloat16 only, any majors."""
         import deep_gemm
 
+        _check_plain("DeepGEMM", case)
         if case.problem.a_dtype != "bfloat16" or case.problem.out_dtype not in ("bfloat16", "float32"):
             raise ProblemError(
                 f"DeepGEMM takes bfloat16 operands and writes bfloat16 or float32, not {case.problem}"
@@ -141,6 +165,7 @@ class Quack:
         """Takes what torch.mm takes."""
         from quack.gemm_interface import gemm
 
+        _check_plain("QuACK", case)
         return Prepared(lambda a, b, out: gemm(a, b, out=out, out_dtype=out.dtype, tuned=self.tuned))
 
 
@@ -159,6 +184,7 @@ class Triton:
         """TMA needs rows of a multiple of 16 bytes."""
         from cutegemm.bench import triton_peer
 
+        _check_plain("the Triton kernel", case)
         triton_peer.check(case)
         return Prepared(triton_peer.matmul)
 
@@ -197,7 +223,7 @@ def choose_peers(names: Sequence[str | Implementation]) -> tuple[list[Implementa
 
 
 def our_variants(variants: Mapping[str, Any] | None) -> list[Implementation]:
-    """One implementation per named configuration (None: the heuristic's); that alone if none is named."""
+    """One implementation per named GemmConfig or Variant (None: the heuristic's); that alone if none is."""
     if not variants:
         return [Ours()]
     return [Ours(name, config) for name, config in variants.items()]

@@ -57,6 +57,11 @@ def named(configs: Iterable[Any] | Mapping[str, Any]) -> dict[str, Any]:
     return variants
 
 
+def default_workers() -> int:
+    """Compiling processes where nobody says: one per core, at most 16."""
+    return min(16, len(os.sched_getaffinity(0)))
+
+
 def build_all(
     jobs: Mapping[str, Job],
     *,
@@ -105,7 +110,7 @@ class Measured:
     failure: str | None = None
 
 
-class _MeasuringWorker:
+class MeasuringWorker:
     """The process that measures; another takes its place when a kernel has broken it."""
 
     def __init__(self, make_worker: Callable[[], Worker]) -> None:
@@ -135,7 +140,7 @@ class _MeasuringWorker:
             self._worker.stop()
 
 
-def measure_group(job: Measure, worker: _MeasuringWorker) -> dict[str, Measured]:
+def measure_group(job: Measure, worker: MeasuringWorker) -> dict[str, Measured]:
     """All variants of the job together; one that breaks the GPU is left out and the rest measured again."""
     lost: dict[str, Measured] = {}
     while True:
@@ -200,10 +205,10 @@ def _sweep(
         for case, variants in work.items()
         for name, config in variants.items()
     }
-    count = workers or min(16, len(os.sched_getaffinity(0)))
+    count = workers or default_workers()
     built = build_all(jobs, workers=count, make_worker=make_worker, done=progress.done)
     progress.phase("measure", total)
-    worker = _MeasuringWorker(make_worker)
+    worker = MeasuringWorker(make_worker)
     rows: list[Row] = []
     try:
         for case, variants in work.items():

@@ -79,17 +79,22 @@ class FirstCall:
 
 @dataclass(frozen=True)
 class Measure:
-    """Several configurations of one shape beside cuBLAS, on the GPU."""
+    """Several configurations of one shape beside cuBLAS, on the GPU of index ``device`` (None: the first)."""
 
     case: Case
     variants: Mapping[str, Any]
     method: Method
     ceilings: Ceilings | None
+    device: int | None = None
 
     def run(self, send: Callable[[Event], None]) -> None:
         """A "step" before each step, then the "result"."""
+        import torch
+
         from cutegemm.bench.cuda import CudaGpu
 
+        if self.device is not None:
+            torch.cuda.set_device(self.device)
         self.run_on(CudaGpu(), send)
 
     def run_on(self, gpu: Gpu, send: Callable[[Event], None]) -> None:

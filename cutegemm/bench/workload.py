@@ -22,14 +22,13 @@ class Case:
 
     def __post_init__(self) -> None:
         p = self.problem
-        if not p.is_static or p.batched or min(self.m, self.n, self.k) < 1:
-            raise ProblemError(
-                f"cannot measure {p}: give M, N and K, each at least 1 and without a batch mode"
-            )
-        if p.out_major != "n":
-            raise ProblemError(
-                f"cannot measure {p}: the libraries compared write row-major D; use out_major='n'"
-            )
+        if not p.is_static or min(self.batches, self.m, self.n, self.k) < 1:
+            raise ProblemError(f"cannot measure {p}: give every size, each at least 1")
+
+    @property
+    def batches(self) -> int:
+        """Independent products; 1 without a batch mode."""
+        return self.problem.l or 0
 
     @property
     def m(self) -> int:
@@ -48,24 +47,25 @@ class Case:
 
     @property
     def shape(self) -> str:
-        """M x N x K as text."""
-        return f"{self.m}x{self.n}x{self.k}"
+        """M x N x K as text, L x in front where there is a batch mode."""
+        return f"{self.batches}x" * self.problem.batched + f"{self.m}x{self.n}x{self.k}"
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of one product."""
-        return 2 * self.m * self.n * self.k
+        """Multiplications and additions of one call."""
+        return 2 * self.batches * self.m * self.n * self.k
 
     @property
     def input_bytes(self) -> int:
         """Bytes of A and B."""
         p = self.problem
-        return self.m * self.k * dtype_bytes(p.a_dtype) + self.k * self.n * dtype_bytes(p.b_dtype)
+        one = self.m * self.k * dtype_bytes(p.a_dtype) + self.k * self.n * dtype_bytes(p.b_dtype)
+        return self.batches * one
 
     @property
     def bytes(self) -> int:
         """Fewest bytes device memory must move: A and B read once, D written once."""
-        return self.input_bytes + self.m * self.n * dtype_bytes(self.problem.out_dtype)
+        return self.input_bytes + self.batches * self.m * self.n * dtype_bytes(self.problem.out_dtype)
 
 
 def as_cases(
@@ -123,20 +123,22 @@ class Rotation:
     cold: bool
 
 
-def rotation_of(case: Case, *, rotate_bytes: int, l2_bytes: int, free_bytes: int) -> Rotation:
+def rotation_of(
+    case: Case, *, rotate_bytes: int, l2_bytes: int, free_bytes: int, share: float = 0.5
+) -> Rotation:
     """Input sets so that A and B of all of them exceed both ``rotate_bytes`` and twice the L2.
 
-    At least two sets, so that no call finds the end of its own last run in the L2. Half of the free memory
-    and MAX_SETS bound the number; where they do, ``cold`` is False.
+    At least two sets, so that no call finds the end of its own last run in the L2. A ``share`` of the free
+    memory and MAX_SETS bound the number; where they do, ``cold`` is False.
 
     Raises ProblemError if not even one set fits.
     """
     must_exceed = max(rotate_bytes, 2 * l2_bytes)
     wanted = max(2, must_exceed // case.input_bytes + 1)
-    limit = min(MAX_SETS, free_bytes // 2 // case.bytes)
+    limit = min(MAX_SETS, int(share * free_bytes) // case.bytes)
     if limit < 1:
         raise ProblemError(
-            f"{case.shape} takes {case.bytes / 2**30:.1f} GiB, more than half of the "
+            f"{case.shape} takes {case.bytes / 2**30:.1f} GiB, more than {share:.0%} of the "
             f"{free_bytes / 2**30:.1f} GiB of free GPU memory; measure a smaller shape or free memory"
         )
     return Rotation(min(wanted, limit), cold=limit >= wanted)

@@ -77,6 +77,11 @@ class TileScheduler:
         _check_methods("order", self.order, _ORDER_METHODS, "GroupedM(8)")
         _check_methods("assignment", self.assignment, _ASSIGNMENT_METHODS, "Persistent()")
 
+    @classmethod
+    def splitting(cls, splits: int) -> "TileScheduler":
+        """What a kernel gets when nobody asks for a scheduler; ``splits`` CTAs share a tile's K."""
+        return cls(assignment=SplitK(splits)) if splits > 1 else cls()
+
     @property
     def splits(self) -> int:
         """CTAs that share one tile's K."""

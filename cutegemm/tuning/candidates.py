@@ -1,0 +1,69 @@
+"""Which kernels are worth measuring for a problem: the heuristic's choice first, then its runners-up."""
+
+from dataclasses import dataclass
+
+from cutegemm import heuristic
+from cutegemm.config import GemmConfig
+from cutegemm.hardware import Gpu
+from cutegemm.heuristic import Estimate
+from cutegemm.operands import store_path
+from cutegemm.problem import GemmProblem
+from cutegemm.scheduler import GroupedN, TileScheduler
+
+DEFAULT_TOP = 16  # of the ranking; the splits and orders below come on top
+PER_SPLIT = 3  # best kernels of each number of CTAs that share a tile's K, if the model thinks them possible
+POSSIBLE = 1.5  # times the best prediction: beyond it the model would have to be very wrong
+DEFAULT_ORDER = TileScheduler().order
+OTHER_ORDERS = 2  # of the best kernels, tried with strips of columns as well
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel to measure, and what the cost model predicts for it, in microseconds."""
+
+    config: GemmConfig
+    scheduler: TileScheduler
+    predicted_us: float
+
+    @property
+    def name(self) -> str:
+        """As it stands in tables; no two candidates of a problem have the same."""
+        words = [str(self.config)]
+        if self.scheduler.splits > 1:
+            words.append(f"K split {self.scheduler.splits} ways")
+        if self.scheduler.order != DEFAULT_ORDER:
+            words.append(f"{self.scheduler.order!r}")
+        return ", ".join(words)
+
+
+def candidates(
+    problem: GemmProblem, gpu: Gpu, scheduler: TileScheduler | None, top: int = DEFAULT_TOP
+) -> list[Candidate]:
+    """Candidates for a problem of known sizes, the heuristic's choice first; all are legal.
+
+    scheduler  the one all of them have; None: each has the one that suits it, K split or not, and a few are
+               tried in another order
+    """
+    store = store_path(problem, (problem.l, problem.m, problem.n, problem.k), None)
+    splits = heuristic.SPLITS if scheduler is None else (scheduler.splits,)
+    estimates = list(heuristic.ranked(problem, gpu, top, store, splits))
+    limit = POSSIBLE * estimates[0].total
+    for ways in splits:
+        more = heuristic.ranked(problem, gpu, PER_SPLIT, store, (ways,))
+        estimates += [estimate for estimate in more if estimate.total <= limit and estimate not in estimates]
+    found = [_candidate(estimate, gpu, scheduler) for estimate in estimates]
+    if scheduler is None:
+        found += _reordered(found)
+    return found
+
+
+def _candidate(estimate: Estimate, gpu: Gpu, scheduler: TileScheduler | None) -> Candidate:
+    scheduler = scheduler or TileScheduler.splitting(estimate.splits)
+    return Candidate(estimate.config, scheduler, estimate.total / gpu.sm_clock_hz * 1e6)
+
+
+def _reordered(found: list[Candidate]) -> list[Candidate]:
+    """The best kernels with the strips of tiles turned; the model knows no difference."""
+    best = [candidate for candidate in found if candidate.scheduler.splits == 1][:OTHER_ORDERS]
+    turned = TileScheduler(order=GroupedN())
+    return [Candidate(candidate.config, turned, candidate.predicted_us) for candidate in best]
