@@ -6,8 +6,8 @@ types of A and B; 13, 14 negate A, B; 15, 16 A, B contiguous along M, N; 17..22 
 Operand descriptor (64 bits): 0..13 start, 16..29 leading byte offset (LBO), 32..45 stride byte offset (SBO),
 all in 16-byte units; 46..48 version, 1 here; 49..51 base offset; 52 mode of LBO; 61..63 swizzle: 0 none,
 2 = 128, 4 = 64, 6 = 32 bytes. Elements lie as they do for WGMMA (see wgmma.py), for any size of element.
-Swizzle 1, for operands contiguous along M or N: 128 bytes, of which 32-byte pieces change places; after 4 steps
-of K, not 8, it goes on at SBO.
+Swizzle 1, for operands contiguous along M or N: 128 bytes, of which 32-byte pieces change places; after 4
+steps of K, not 8, it goes on at SBO.
 
 K covers 32 bytes of each operand. Element (row, n) of D is in tensor memory, from D's address on, at
 
