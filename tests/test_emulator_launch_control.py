@@ -72,3 +72,26 @@ def test_packed_floats_and_reductions_over_lanes() -> None:
     assert out[2].tolist() == [sum(range(32))] * 32
     assert torch.equal(out[3].view(torch.float32), torch.full((32,), 31.0))
     assert out[4:, 0].tolist() == [31, 0]
+
+
+def test_bytes_are_multiplied_and_added() -> None:
+    body = """
+        mov.b32 %r10, 0x80FF0203; mov.b32 %r11, 0x7F010A04; add.s32 %r12, %r0, 5;
+        dp4a.s32.s32 %r13, %r10, %r11, %r12; dp4a.u32.u32 %r14, %r10, %r11, %r12;
+        shl.b32 %r17, %r0, 2; cvt.u64.u32 %rd7, %r17; add.s64 %rd8, %rd0, %rd7;
+        st.global.b32 [%rd8], %r13; st.global.b32 [%rd8+128], %r14;"""
+    out = torch.zeros(2, 32, dtype=torch.int32)
+    launch(body, out)
+    products = 2 * 10 + 3 * 4
+    assert out[0].tolist() == [i + 5 + products - 128 * 127 - 1 for i in range(32)]
+    assert out[1].tolist() == [i + 5 + products + 128 * 127 + 255 for i in range(32)]
+
+
+def test_conversions_may_stay_finite() -> None:
+    body = """
+        cvt.rn.satfinite.bf16x2.f32 %r10, 0f7F800000, 0fFF7FFFFF;
+        cvt.rn.satfinite.f16x2.f32 %r11, 0f47800000, 0f3F800000;
+        st.global.b32 [%rd0], %r10; st.global.b32 [%rd0+4], %r11;"""
+    out = torch.zeros(2, dtype=torch.int32)
+    launch(body, out)
+    assert [word & 0xFFFFFFFF for word in out.tolist()] == [0x7F7FFF7F, 0x7BFF3C00]

@@ -21,6 +21,7 @@ from cutegemm.emulator.values import (
 )
 
 _NARROW: dict[str, Callable[[Any], Any]] = {"bf16": bfloat16_bits, "f16": float16_bits}
+_LARGEST = {"bf16": np.float32(2.0**128 - 2.0**120), "f16": np.float32(65504)}
 FLOAT8 = ("e4m3x2", "e5m2x2")
 _INTEGER = {f"{kind}{bits}": (kind, bits) for kind in "sub" for bits in (8, 16, 32, 64)}
 
@@ -36,12 +37,12 @@ def _convert(statement: Statement, decoder: Decoder) -> Op:
         return _to_float8_pair(statement, decoder, to[:-2], "relu" in flags)
     if to == "f16x2" and origin in FLOAT8 and flags - {"relu"} == {"rn"}:
         return _from_float8_pair(statement, decoder, origin[:-2], "relu" in flags)
-    if flags - {"rn", "rna"}:
+    if flags - {"rn", "rna"} and not (flags == {"rn", "satfinite"} and origin == "f32"):
         raise decoder.unknown(statement, f"the rounding {'.'.join(sorted(flags))}")
     if to in ("bf16x2", "f16x2") and origin == "f32":
-        return _to_pair(statement, decoder, _NARROW[to[:-2]])
+        return _to_pair(statement, decoder, _narrow(to[:-2], flags))
     if to in _NARROW and origin == "f32":
-        narrow = _NARROW[to]
+        narrow = _narrow(to, flags)
         return _unary(statement, decoder, 32, lambda value: narrow(floats(lanes(value, 32))))
     if to == "f32" and origin == "bf16":
         return _unary(statement, decoder, 16, lambda value: lanes(value, 16).astype(np.uint32) << 16)
@@ -58,6 +59,14 @@ def _convert(statement: Statement, decoder: Decoder) -> Op:
             ),
         )
     raise decoder.unknown(statement)
+
+
+def _narrow(to: str, flags: set[str]) -> Callable[[Any], Any]:
+    """The conversion of float32 numbers; with satfinite the largest finite number takes infinity's place."""
+    narrow, largest = _NARROW[to], _LARGEST[to]
+    if "satfinite" not in flags:
+        return narrow
+    return lambda numbers: narrow(np.clip(numbers, -largest, largest))
 
 
 def _unary(

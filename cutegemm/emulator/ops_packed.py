@@ -1,4 +1,4 @@
-"""Arithmetic on pairs of float32 in 64 bits, and reductions over the lanes of a warp."""
+"""Arithmetic on pairs of float32 and on bytes of one register, and reductions over the lanes of a warp."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +36,24 @@ def _pairs(statement: Statement, decoder: Decoder) -> Op:
             numbers = [flushed(lanes(warp.r[slot], 64).view(np.float32)) for slot in sources]
             result = flushed(np.asarray(function(*numbers), dtype=np.float32))
         warp.r[d] = np.ascontiguousarray(result).view(np.uint64)
+
+    return op
+
+
+@opcode(*(f"dp4a.{a}.{b}" for a in ("s32", "u32") for b in ("s32", "u32")))
+def _dot_product_of_bytes(statement: Statement, decoder: Decoder) -> Op:
+    """c + the sum of a's bytes times b's."""
+    kinds = [np.int8 if part == "s32" else np.uint8 for part in statement.opcode.split(".")[1:]]
+    d = decoder.result(statement.operands[0], statement)
+    a, b, c = (decoder.source(text, statement, 32) for text in statement.operands[1:])
+
+    def op(warp: Any) -> None:
+        one, two = (
+            np.ascontiguousarray(lanes(warp.r[slot], 32)).view(kind).reshape(-1, 4).astype(np.int64)
+            for slot, kind in zip((a, b), kinds, strict=True)
+        )
+        total = lanes(warp.r[c], 32) + (one * two).sum(axis=1)
+        warp.r[d] = (total & 0xFFFFFFFF).astype(np.uint32)
 
     return op
 
