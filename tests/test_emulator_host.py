@@ -1,7 +1,16 @@
 """Host code of other kernels than this package's, up to the launch it makes."""
 
 import struct
+from pathlib import Path
 
+import cutlass.cute as cute
+import pytest
+import torch
+from cutlass.cute.runtime import from_dlpack, make_fake_stream
+from tiny_kernels import THREADS, scale
+
+from cutegemm import emulator
+from cutegemm.emulator.faults import OutOfBoundsError
 from cutegemm.emulator.host import launch_of
 from cutegemm.emulator.ptx import parse
 
@@ -33,3 +42,19 @@ def test_host_code_counts_bits_and_passes_numbers() -> None:
     assert launch_record is not None
     assert launch_record.grid == (25, 4, 2)
     assert launch_record.params == struct.pack("<f", 2.5)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_tensors_of_the_runtime_are_taken_with_what_is_dynamic_in_them(dynamic: bool, tmp_path: Path) -> None:
+    x, y = torch.arange(float(THREADS)), torch.zeros(THREADS)
+
+    def wrapped(tensor: torch.Tensor) -> object:
+        made = from_dlpack(tensor, assumed_align=16)
+        return made.mark_compact_shape_dynamic(mode=0) if dynamic else made
+
+    options = f"--gpu-arch sm_90a --keep-ptx --dump-dir {tmp_path}"
+    compiled = cute.compile(scale, wrapped(x), wrapped(y), make_fake_stream(), options=options)
+    emulator.run(compiled, wrapped(x), wrapped(y), None)
+    assert torch.equal(y, 2 * x)
+    with pytest.raises(OutOfBoundsError, match="argument 1"):
+        emulator.run(compiled, wrapped(x), wrapped(y[: THREADS // 2]), None)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from cutegemm.emulator.arguments import is_runtime_tensor, runtime_bytes
 from cutegemm.emulator.faults import HostCodeError
 from cutegemm.emulator.machine import LaunchRecord
 from cutegemm.emulator.mlir import Function, Operation, Type, launching_function, parse_type, split_list
@@ -111,8 +112,8 @@ def _build(kind: Type, leaves: list[int]) -> Any:
 def launch_of(host_mlir: str, module: Module, arguments: Sequence[Any]) -> LaunchRecord | None:
     """What the host code launches for these arguments; None if it decides not to.
 
-    arguments: torch tensors or TensorArguments, numbers, ctypes structures or simple values (they are copied
-    to host memory, passed by address and copied back), None for a stream.
+    arguments: torch tensors, TensorArguments or the DSL runtime's tensors, numbers, ctypes structures or
+    simple values (they are copied to host memory, passed by address and copied back), None for a stream.
     Raises HostCodeError.
     """
     function = launching_function(host_mlir)
@@ -133,6 +134,10 @@ def launch_of(host_mlir: str, module: Module, arguments: Sequence[Any]) -> Launc
             memory.data[memory.bytes_at(address, ctypes.sizeof(argument))] = bytes(argument)
             copied.append((argument, address))
             values[name] = address
+        elif is_runtime_tensor(argument):
+            address = memory.allocate(kind.size)
+            memory.data[memory.bytes_at(address, kind.size)] = runtime_bytes(argument, kind.size)
+            values[name] = memory.load(address, kind)
         elif kind.kind == "float":
             values[name] = _float_bits(float(argument), kind.bits)
         else:

@@ -24,6 +24,7 @@ from cutegemm.emulator import (
     ops_tma,
     ops_wgmma,
 )
+from cutegemm.emulator.arguments import is_runtime_tensor, runtime_region
 from cutegemm.emulator.decode import Decoder, Program
 from cutegemm.emulator.faults import HostCodeError
 from cutegemm.emulator.host import TensorArgument, launch_of
@@ -86,8 +87,8 @@ def run(
     """Runs a compiled kernel on CPU tensors, which are written in place.
 
     compiled    a cutegemm Artifact, or what ``cute.compile`` returned with ``--keep-ptx``
-    arguments   those of the host function: tensors (or TensorArgument), numbers, None for a stream, ctypes
-                values for addresses of host memory
+    arguments   those of the host function: tensors (torch's, or those of from_dlpack), numbers, None for a
+                stream, ctypes values for addresses of host memory
     seed        None: a fixed order, everything as early as possible; a number: random order of warps, late
                 asynchronous work, try_waits that fail for no reason
     check       whether races and uninitialised reads of shared memory are looked for
@@ -109,6 +110,8 @@ def run(
                     f"argument {number} lies on {tensor.device}; the emulator takes CPU tensors"
                 )
             memory.add(tensor_region(f"argument {number}", tensor))
+        elif is_runtime_tensor(tensor):
+            memory.add(runtime_region(f"argument {number}", tensor))
     launch = launch_of(_host_of(compiled), program.module, arguments)
     if launch is None:
         return Emulation(None, {}, Trace(), None)
