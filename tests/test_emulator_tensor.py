@@ -215,6 +215,13 @@ def test_what_is_allocated_is_freed_once_and_by_whom_it_may() -> None:
         launch(allocation(32).replace("cta_group::1", "cta_group::2"), out)
 
 
+def test_what_is_freed_is_gone() -> None:
+    body = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r10}, [%r7];" + stores(["%r10"])
+    text = ALLOCATE.format(columns=128) + FILL + FREE.format(columns=128) + body
+    with pytest.raises(OutOfBoundsError, match=r"columns 0\.\.0 .* of CTA 0; it has none allocated"):
+        launch(text, torch.zeros(64, 128, dtype=torch.int32), threads=128)
+
+
 def test_a_pair_allocates_together() -> None:
     out = torch.zeros(2, dtype=torch.int32)
     pair = allocation(64).replace("cta_group::1", "cta_group::2")

@@ -309,7 +309,7 @@ class Machine:
         for barrier in warp.cta.barriers.values():
             barrier.others_exited(warp.cta.live_threads())
         if all(other.done for other in warp.cta.warps):
-            warp.cta.sm.ctas.discard(warp.cta)
+            self.processors.leave(warp.cta)
             self.ended += 1
 
     def _deadlock(self, clusters: list[Cluster], polling: bool) -> str:

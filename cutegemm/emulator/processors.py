@@ -38,9 +38,12 @@ class Processors:
         self.sms = [Sm(i) for i in range(count)]
         self.each = each
         self.packed = chance is not None and chance.random() < 0.5
+        self.full = False
 
     def place(self, ctas: int) -> list[Sm] | None:
-        """SMs for the CTAs of a cluster, by rank; None if there is no room."""
+        """SMs for the CTAs of a cluster, by rank; None if there is no room. All clusters are of one size."""
+        if self.full:
+            return None
         each, sms = self.each, self.sms
         load = {sm: len(sm.ctas) for sm in sms}
         chosen: list[Sm] = []
@@ -49,12 +52,18 @@ class Processors:
         while len(chosen) < ctas:
             able = [group for group in groups if all(load[sm] < each for sm in group)]
             if not able:
+                self.full = True
                 return None
             best = max(able, key=lambda g: load[g[0]]) if self.packed else min(able, key=lambda g: load[g[0]])
             for sm in best:
                 load[sm] += 1
             chosen += best
         return chosen[:ctas]
+
+    def leave(self, cta: Any) -> None:
+        """A CTA has exited."""
+        cta.sm.ctas.discard(cta)
+        self.full = False
 
 
 def occupancy(target: str, shared_bytes: int, threads: int) -> int:
