@@ -71,6 +71,7 @@ def lane_addresses(warp: Any, value: Any, offset: int) -> Lanes:
 
 
 def space_of(opcode_text: str) -> str:
+    """Which memory an opcode names: ``global``, ``shared``, or ``generic`` for either."""
     parts = opcode_text.split(".")
     if "global" in parts:
         return "global"
