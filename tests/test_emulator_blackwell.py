@@ -10,11 +10,16 @@ from cutegemm.emulator.timeline import Division, lanes
 
 
 def product(
-    size: tuple[int, int, int], pair: bool = False, tile_n: int = 64, clusters: int = 1, **options: object
+    size: tuple[int, int, int],
+    pair: bool = False,
+    tile_n: int = 64,
+    teams: int = 1,
+    clusters: int = 1,
+    **options: object,
 ) -> tuple[Emulation, torch.Tensor]:
     """Runs the kernel; fails unless each element is right within float32 summation."""
     a, b, d = operands(*size)
-    kernel = compiled(*size, pair=pair, tile_n=tile_n, clusters=clusters)
+    kernel = compiled(*size, pair=pair, tile_n=tile_n, teams=teams, clusters=clusters)
     result = emulator.run(kernel, a, b, d, barrier_labels=BARRIER_LABELS, **options)  # type: ignore[arg-type]
     exact = a.double() @ b.double().T
     scale = a.double().abs() @ b.double().abs().T
@@ -35,6 +40,15 @@ def test_any_order_gives_the_same_bits(pair: bool) -> None:
     for seed in range(6):
         _, adverse = product(size, pair, clusters=2, seed=seed, check=seed % 2 == 0)
         assert torch.equal(plain, adverse)
+
+
+@pytest.mark.parametrize("pair", [False, True], ids=["CTAs", "pairs"])
+@pytest.mark.parametrize("teams", [2, 4])
+def test_a_cluster_shares_its_loads(pair: bool, teams: int) -> None:
+    """B goes to all CTAs or pairs of a cluster at once; a stage is free when all have used it."""
+    size = (128 * (2 if pair else 1) * teams * 2, 128, 320)
+    for seed in (None, 0, 1):
+        product(size, pair, teams=teams, check=True, seed=seed)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from blackwell_kernels import BARRIER_LABELS, compiled, operands
@@ -22,7 +23,9 @@ from cutegemm.emulator import (
 SIZE = (256, 192, 256)  # three tiles of a pair, six of a CTA; four steps of K through three stages
 SEEDS = (None, *range(19))
 WAIT_LOOP = r"mbarrier\.try_wait[^}]*\}"
-ALONE, PAIR = False, True
+# CTAs or pairs that share their loads need tiles below each other.
+WIDE = (1024, 64, 256)
+ALONE, PAIR, PAIRS = "one CTA", "pair", "two pairs"
 
 
 def anywhere(pattern: str, new: str, count: int = 0) -> Callable[[str], str]:
@@ -106,7 +109,7 @@ class Fault:
     mutate: Callable[[str], str]
     found_by: tuple[type[EmulationError], ...]
     words: str = ""
-    pair: bool = ALONE
+    of: str = ALONE
 
 
 RESULT_COMMIT = r"tcgen05\.commit[^;]*\+48\][^;]*;"
@@ -247,6 +250,24 @@ FAULTS = {
         "",
         PAIR,
     ),
+    "stage given back to one pair only": Fault(
+        anywhere(r"(mov\.b16\s+%rs\d+), 15;", r"\1, 3;"),
+        (DeadlockError, BarrierCountError),
+        r"inputs_consumed\[\d\]",
+        PAIRS,
+    ),
+    "stage believed free after one pair": Fault(
+        anywhere(r"(mov\.b32\s+%r\d+), 2;(?=\s+mbarrier\.init)", r"\1, 1;"),
+        (BarrierCountError, RaceError),
+        "",
+        PAIRS,
+    ),
+    "load shared with oneself only": Fault(
+        anywhere(r"(mov\.b16\s+%rs\d+), 5;", r"\1, 1;"),
+        (DeadlockError,),
+        "announced bytes have not arrived",
+        PAIRS,
+    ),
     "peer leaves while it is needed": Fault(
         last_of(r"barrier\.cluster\.arrive;\s+barrier\.cluster\.wait;", ""),
         (RaceError, OutOfBoundsError, MisuseError),
@@ -256,19 +277,24 @@ FAULTS = {
 }
 
 
-def run(ptx: str | None, pair: bool, seed: int | None) -> float:
+def kernel(of: str) -> tuple[Any, tuple[int, int, int]]:
+    """The kernel, and the size it is for."""
+    size = WIDE if of == PAIRS else SIZE
+    return compiled(*size, pair=of != ALONE, teams=2 if of == PAIRS else 1), size
+
+
+def run(ptx: str | None, of: str, seed: int | None) -> float:
     """The kernel, or device code in its place, with the checker; returns the largest error."""
-    a, b, d = operands(*SIZE)
-    emulator.run(
-        compiled(*SIZE, pair=pair), a, b, d, ptx=ptx, seed=seed, check=True, barrier_labels=BARRIER_LABELS
-    )
+    original, size = kernel(of)
+    a, b, d = operands(*size)
+    emulator.run(original, a, b, d, ptx=ptx, seed=seed, check=True, barrier_labels=BARRIER_LABELS)
     return (d.double() - a.double() @ b.double().T).abs().max().item()
 
 
 def caught(ptx: str, fault: Fault, seed: int | None) -> EmulationError | None:
     """What a run raises, if the fault may be found by it; None if it runs through, be the result wrong."""
     try:
-        run(ptx, fault.pair, seed)
+        run(ptx, fault.of, seed)
     except fault.found_by as error:
         return error
     return None
@@ -278,7 +304,7 @@ def caught(ptx: str, fault: Fault, seed: int | None) -> EmulationError | None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(name: str) -> None:
     fault = FAULTS[name]
-    original = compiled(*SIZE, pair=fault.pair).__ptx__
+    original = kernel(fault.of)[0].__ptx__
     ptx = fault.mutate(original)
     assert ptx != original
     found = next(
@@ -289,16 +315,16 @@ def test_a_planted_fault_is_found(name: str) -> None:
     assert re.search(fault.words, str(found), re.DOTALL), str(found)
 
 
-@pytest.mark.parametrize("pair", [ALONE, PAIR], ids=["one CTA", "pair"])
+@pytest.mark.parametrize("of", [ALONE, PAIR, PAIRS])
 @pytest.mark.parametrize("fences", [False, True], ids=["no fences", "fences"])
-def test_the_unmutated_kernels_raise_no_alarm(pair: bool, fences: bool) -> None:
-    ptx = compiled(*SIZE, pair=pair).__ptx__
+def test_the_unmutated_kernels_raise_no_alarm(of: str, fences: bool) -> None:
+    ptx = kernel(of)[0].__ptx__
     for seed in SEEDS[:5]:
-        assert run(with_fences(ptx) if fences else None, pair, seed) < 1e-4
+        assert run(with_fences(ptx) if fences else None, of, seed) < 1e-4
 
 
 def test_a_deadlock_names_who_waits_for_what() -> None:
-    ptx = last_of(TAKEN_ARRIVAL, "")(compiled(*SIZE).__ptx__)
+    ptx = last_of(TAKEN_ARRIVAL, "")(kernel(ALONE)[0].__ptx__)
     with pytest.raises(DeadlockError) as raised:
         run(ptx, ALONE, None)
     report = str(raised.value)
