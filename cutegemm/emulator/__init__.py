@@ -14,6 +14,7 @@ Scope: sm_90a and sm_100a kernels. Float sums are taken in float32 along K, in a
 core's; PTX memory ordering beyond barriers is not modelled, all memory is sequentially consistent.
 """
 
+from cutegemm.emulator.arguments import Addresses
 from cutegemm.emulator.faults import (
     BarrierCountError,
     ConvergenceError,
@@ -32,6 +33,7 @@ from cutegemm.emulator.run import Emulation, run
 from cutegemm.emulator.trace import Event, Trace
 
 __all__ = [
+    "Addresses",
     "BarrierCountError",
     "ConvergenceError",
     "DeadlockError",

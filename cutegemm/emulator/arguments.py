@@ -1,12 +1,23 @@
 """Tensors as the compiler's runtime wraps them (``from_dlpack``): they know what is dynamic in them."""
 
 import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from cutegemm.emulator.faults import HostCodeError
 from cutegemm.emulator.memory import Region
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """An argument that holds addresses, as that of a grouped product, and the tensors they lead to."""
+
+    argument: Any
+    targets: Sequence[torch.Tensor]
 
 
 def is_runtime_tensor(argument: Any) -> bool:

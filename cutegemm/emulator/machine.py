@@ -18,7 +18,6 @@ from cutegemm.emulator.processors import Sm, processors
 from cutegemm.emulator.races import CheckedEngines
 from cutegemm.emulator.races_tensor import CheckedTensorEngines
 from cutegemm.emulator.tensor_core import TensorEngines
-from cutegemm.emulator.tma import TensorMap
 from cutegemm.emulator.trace import Trace
 from cutegemm.emulator.values import LANE_NUMBERS, LANES
 from cutegemm.emulator.warp import Warp
@@ -195,7 +194,6 @@ class Machine:
         self.launch = launch
         self.memory = memory
         self.params = launch.params
-        self.tensor_maps: dict[int, TensorMap] = {}
         self.trace = Trace()
         self.hooks = engines_for(program, check)(self, self.trace, seed)
         self.chance = None if seed is None else random.Random(seed + 1)

@@ -161,7 +161,7 @@ def _proxy_fence(statement: Statement, decoder: Decoder) -> Op:
     return op
 
 
-@opcode("fence.mbarrier_init", "fence.acq_rel", "fence.sc", "membar")
+@opcode("fence.mbarrier_init", "fence.acq_rel", "fence.sc", "fence.proxy.tensormap::generic", "membar")
 def _memory_fence(statement: Statement, decoder: Decoder) -> Op:
     """Memory is sequentially consistent here; the checker's clocks do not move."""
 

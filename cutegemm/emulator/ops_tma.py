@@ -20,18 +20,13 @@ def _coordinate_operand(text: str) -> tuple[str, list[str]]:
 
 
 def tensor_map_at(warp: Any, address: int) -> TensorMap:
-    """The tensor map at a parameter or global address; read once."""
+    """The tensor map at a parameter or global address, as it is now."""
     machine = warp.cta.machine
-    known = machine.tensor_maps.get(address)
-    if known is None:
-        if address >= PARAM_SPACE:
-            start = address - PARAM_SPACE
-            data = bytes(machine.params[start : start + 128])
-        else:
-            region = machine.memory.locate(address, address + 128, warp.site())
-            data = region.data[address - region.base : address - region.base + 128].tobytes()
-        known = machine.tensor_maps[address] = decode_map(data)
-    return known
+    if address >= PARAM_SPACE:
+        start = address - PARAM_SPACE
+        return decode_map(bytes(machine.params[start : start + 128]))
+    region = machine.memory.locate(address, address + 128, warp.site())
+    return decode_map(region.data[address - region.base : address - region.base + 128].tobytes())
 
 
 @opcode("cp.async.bulk.tensor")

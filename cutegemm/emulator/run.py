@@ -21,10 +21,11 @@ from cutegemm.emulator import (
     ops_memory,
     ops_packed,
     ops_tcgen05,
+    ops_tensormap,
     ops_tma,
     ops_wgmma,
 )
-from cutegemm.emulator.arguments import is_runtime_tensor, runtime_region
+from cutegemm.emulator.arguments import Addresses, is_runtime_tensor, runtime_region
 from cutegemm.emulator.decode import Decoder, Program
 from cutegemm.emulator.faults import HostCodeError
 from cutegemm.emulator.host import TensorArgument, launch_of
@@ -45,6 +46,7 @@ FAMILIES = (
     ops_memory,
     ops_packed,
     ops_tcgen05,
+    ops_tensormap,
     ops_tma,
     ops_wgmma,
 )
@@ -88,7 +90,7 @@ def run(
 
     compiled    a cutegemm Artifact, or what ``cute.compile`` returned with ``--keep-ptx``
     arguments   those of the host function: tensors (torch's, or those of from_dlpack), numbers, None for a
-                stream, ctypes values for addresses of host memory
+                stream, ctypes values for addresses of host memory; Addresses for one that holds pointers
     seed        None: a fixed order, everything as early as possible; a number: random order of warps, late
                 asynchronous work, try_waits that fail for no reason
     check       whether races and uninitialised reads of shared memory are looked for
@@ -102,6 +104,7 @@ def run(
     text = ptx if ptx is not None else _ptx_of(compiled)
     program = program_of(text)
     memory = GlobalMemory()
+    arguments = tuple(_unfolded(arguments, memory))
     for number, argument in enumerate(arguments):
         tensor = argument.tensor if isinstance(argument, TensorArgument) else argument
         if isinstance(tensor, torch.Tensor):
@@ -121,6 +124,17 @@ def run(
     with _older_objects_set_aside():
         machine.run()
     return Emulation(None, {}, machine.trace, launch, machine.instructions)
+
+
+def _unfolded(arguments: tuple[Any, ...], memory: GlobalMemory) -> Iterator[Any]:
+    """The arguments themselves; what their Addresses lead to is given to the kernel too."""
+    for number, argument in enumerate(arguments):
+        if not isinstance(argument, Addresses):
+            yield argument
+            continue
+        for i, target in enumerate(argument.targets):
+            memory.add(tensor_region(f"tensor {i} behind argument {number}", target))
+        yield argument.argument
 
 
 @contextmanager

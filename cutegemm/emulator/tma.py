@@ -51,6 +51,7 @@ class TensorMap:
         return math.prod(self.box) * self.element
 
 
+@lru_cache(maxsize=1024)
 def decode_map(data: bytes) -> TensorMap:
     """Reads 128 bytes of a tensor map. Raises EmulationError for what is not understood."""
     words = [int.from_bytes(data[i * 8 : i * 8 + 8], "little") for i in range(8)]
