@@ -92,7 +92,7 @@ def test_fields_that_are_not_known_are_refused() -> None:
 
 
 class PointerKernel:
-    """What a compiled kernel shows of itself: it follows the address it is given and doubles what is there."""
+    """What a compiled kernel shows of itself: it doubles the numbers its argument leads to."""
 
     ptx = """
         .version 8.8
