@@ -309,6 +309,7 @@ class Machine:
         if all(other.done for other in warp.cta.warps):
             self.processors.leave(warp.cta)
             self.ended += 1
+            warp.cta.operands.clear()
 
     def _deadlock(self, clusters: list[Cluster], polling: bool) -> str:
         warps = [warp for cluster in clusters for warp in cluster.warps]

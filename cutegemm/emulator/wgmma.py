@@ -58,7 +58,7 @@ class Footprint:
         return self.units[number * WARP_ROWS : (number + 1) * WARP_ROWS]
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=512)
 def footprint(descriptors: tuple[int, ...], rows: int, along_rows: bool) -> Footprint:
     """Of operands (``rows`` of M or N, STEP_BYTES of K each) that follow each other along K.
 
