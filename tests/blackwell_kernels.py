@@ -29,6 +29,7 @@ TILE_K = 64
 STORING_WARPS = 4
 MMA_WARP, LOAD_WARP = 4, 5
 THREADS = 192
+SM_BYTES = 228 * 1024
 # Offsets of the barriers in shared memory, for reports.
 BARRIER_LABELS = {
     8 * i: f"{name}[{j}]"
@@ -64,6 +65,10 @@ class TinyGemm:
         self.tile = (128 * self.ctas, tile_n, TILE_K)
         self.clusters = clusters
         self.columns = 1 << (max(32, RESULTS * tile_n) - 1).bit_length()
+        # No more CTAs on an SM than have room for their columns: clusters whose CTAs hold columns while others
+        # of them wait for some, and for each other, could wait for ever.
+        shared = STAGES * TILE_K * 2 * (128 + tile_n // self.ctas)
+        self.padding = max(0, SM_BYTES // (512 // self.columns + 1) - shared)
 
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor):
@@ -120,6 +125,8 @@ class TinyGemm:
         storage = smem.allocate(Storage)
         sA = smem.allocate_tensor(OPERAND, a_layout.outer, 1024, a_layout.inner)
         sB = smem.allocate_tensor(OPERAND, b_layout.outer, 1024, b_layout.inner)
+        if cutlass.const_expr(self.padding):
+            smem.allocate(self.padding)
         self.set_up(storage, warp)
 
         # Two accumulators, each of tile_n columns (a pair's CTA holds its own 128 rows).

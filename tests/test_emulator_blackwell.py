@@ -3,6 +3,8 @@
 import pytest
 import torch
 from blackwell_kernels import BARRIER_LABELS, STAGES, TILE_K, compiled, operands
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cutegemm import emulator
 from cutegemm.emulator import Emulation
@@ -49,6 +51,30 @@ def test_a_cluster_shares_its_loads(pair: bool, teams: int) -> None:
     size = (128 * (2 if pair else 1) * teams * 2, 128, 320)
     for seed in (None, 0, 1):
         product(size, pair, teams=teams, check=True, seed=seed)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    pair=st.booleans(),
+    teams=st.sampled_from([1, 2]),
+    tile_n=st.sampled_from(range(32, 257, 32)),
+    tiles=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    steps=st.integers(1, 7),
+    clusters=st.integers(1, 3),
+    seed=st.one_of(st.none(), st.integers(0, 99)),
+)
+def test_random_kernels_are_right(
+    pair: bool,
+    teams: int,
+    tile_n: int,
+    tiles: tuple[int, int],
+    steps: int,
+    clusters: int,
+    seed: int | None,
+) -> None:
+    rows = 128 * (2 if pair else 1) * teams * tiles[0]
+    size = (rows, tile_n * tiles[1], steps * TILE_K)
+    product(size, pair, tile_n, teams, clusters, check=True, seed=seed)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

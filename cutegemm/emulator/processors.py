@@ -31,7 +31,8 @@ class Sm:
 class Processors:
     """The SMs of a GPU. CTAs of a pair (ranks 2i and 2i+1 of a cluster) get SMs 2j and 2j+1.
 
-    Without ``chance`` CTAs spread over the SMs; with it they may as well be packed onto few of them.
+    Without ``chance`` clusters spread over the SMs; with it they may as well be packed onto few of them. CTAs
+    of one cluster are on different SMs as long as there are enough.
     """
 
     def __init__(self, count: int, each: int, chance: random.Random | None) -> None:
@@ -51,6 +52,8 @@ class Processors:
         groups = [sms[i : i + step] for i in range(0, len(sms) - step + 1, step)]
         while len(chosen) < ctas:
             able = [group for group in groups if all(load[sm] < each for sm in group)]
+            if ctas <= len(sms):
+                able = [group for group in able if group[0] not in chosen]
             if not able:
                 self.full = True
                 return None
