@@ -65,8 +65,8 @@ class TinyGemm:
         self.tile = (128 * self.ctas, tile_n, TILE_K)
         self.clusters = clusters
         self.columns = 1 << (max(32, RESULTS * tile_n) - 1).bit_length()
-        # No more CTAs on an SM than have room for their columns: clusters whose CTAs hold columns while others
-        # of them wait for some, and for each other, could wait for ever.
+        # No more CTAs on an SM than have room for their columns: where clusters hold columns on one SM and
+        # wait for some on another, they could wait for each other for ever.
         shared = STAGES * TILE_K * 2 * (128 + tile_n // self.ctas)
         self.padding = max(0, SM_BYTES // (512 // self.columns + 1) - shared)
 
