@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import cutegemm
 from cutegemm import GemmConfig, GemmProblem, heuristic
+from cutegemm.costmodel import FITTED
 from cutegemm.errors import DeviceError, TargetError
 from cutegemm.hardware import GPUS, Gpu, gpu_by_name
 from cutegemm.hopper.plan import HopperPlan, plan
@@ -80,7 +81,7 @@ def test_the_choice_is_the_first_of_the_ranking(problem: GemmProblem, gpu: Gpu) 
 def test_the_choice_does_not_depend_on_what_was_asked_before(problem: GemmProblem) -> None:
     first = heuristic.choose(problem, H200)
     heuristic.ranked.cache_clear()
-    heuristic._candidates.cache_clear()
+    heuristic.candidates.cache_clear()
     heuristic.choose(GemmProblem(4096, 4096, 4096), H200)
     assert heuristic.choose(problem, H200) == first
 
@@ -125,7 +126,8 @@ def test_more_work_is_not_predicted_to_be_faster(problem: GemmProblem, factor: i
     small = {(e.config, e.splits): e.total for e in heuristic.ranked(less, H200, 10_000)}
     large = {(e.config, e.splits): e.total for e in heuristic.ranked(more, H200, 10_000)}
     assert small.keys() == large.keys()
-    faster = [c for c in small if large[c] < small[c] * heuristic.COINCIDENCE_SHARE * (1 - 1e-9)]
+    shared = FITTED.coincidence_share
+    faster = [c for c in small if large[c] < small[c] * shared * (1 - 1e-9)]
     assert not faster, faster[0]
 
 

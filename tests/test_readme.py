@@ -24,6 +24,11 @@ def declarations(block: str) -> list[ast.Assign]:
     ]
 
 
+def needs_a_gpu(call: ast.Call) -> bool:
+    """Tuning does, at the declaration."""
+    return any(ast.unparse(keyword) == "config='autotune'" for keyword in call.keywords)
+
+
 def test_there_are_blocks_and_each_makes_something() -> None:
     assert len(BLOCKS) >= 2
     assert all(declarations(block) for block in BLOCKS)
@@ -35,6 +40,8 @@ def test_what_the_readme_declares_can_be_declared(block: str) -> None:
     for node in declarations(block):
         call = node.value
         assert isinstance(call, ast.Call)
+        if needs_a_gpu(call):
+            continue
         if ast.unparse(call.func) == "cutegemm.compile" and "target" not in {k.arg for k in call.keywords}:
             call.keywords.append(ast.keyword("target", ast.Constant("sm_90a")))
         module = ast.fix_missing_locations(ast.Module([node], []))

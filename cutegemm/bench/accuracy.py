@@ -59,6 +59,8 @@ def torch_product(operands: Operands) -> torch.Tensor:
     product = torch.bmm if a.dim() == 3 else torch.mm
     if out.dtype == a.dtype:
         return product(a, b, out=out)
+    if not out.is_contiguous():  # not every product with another dtype writes these
+        return out.copy_(product(a, b, out_dtype=out.dtype))
     return product(a, b, out_dtype=out.dtype, out=out)
 
 
