@@ -183,6 +183,9 @@ FAULTS = {
         (BarrierCountError, DeadlockError, RaceError),
         config=CLUSTERED,
     ),
+    "no wgmma.fence": Fault(
+        anywhere(r"wgmma\.fence\.sync\.aligned;", ""), (RaceError,), r"before any wgmma\.fence"
+    ),
     "a tile handed out twice": Fault(
         anywhere(r"mov\.u32(\s+%r\d+), %ctaid\.x;", r"and.b32\1, %ctaid.x, -2;"),
         (RaceError,),

@@ -200,6 +200,23 @@ def test_accumulators_cannot_be_used_before_the_wait() -> None:
         run(ptx.replace("wgmma.wait_group.sync.aligned 0;", ""), zeros, b"", N // 2)
 
 
+def test_registers_are_written_before_the_fence() -> None:
+    zeros = bytes((ROWS + N) * STEP)
+    opcode = f"wgmma.mma_async.sync.aligned.m64n{N}k16.f32.bf16.bf16"
+    ptx = kernel(opcode, N // 2, ", 1, 1, 0, 0", 1, False).replace("setp.ne.b32 %p0, 0", "setp.eq.b32 %p0, 0")
+    start = "mov.u32 %r6, %laneid; cvt.rn.f32.u32 %r6, %r6;"
+    start += "".join(f"add.f32 %a{i}, %r6, %r6;" for i in range(N // 2))
+    fence = "wgmma.fence.sync.aligned;"
+    found = run(ptx.replace(fence, start + fence), zeros, b"", N // 2)
+    assert (found.view(np.float32) == 2 * np.arange(32)[None, :, None]).all()
+    with pytest.raises(
+        RaceError, match=r"wgmma\.mma_async.* adds to registers written after the last wgmma\.fence"
+    ):
+        run(ptx.replace(fence, fence + start), zeros, b"", N // 2)
+    with pytest.raises(RaceError, match=r"comes before any wgmma\.fence"):
+        run(ptx.replace(fence, start), zeros, b"", N // 2)
+
+
 @pytest.mark.parametrize(
     ("form", "tail"),
     [

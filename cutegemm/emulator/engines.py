@@ -268,6 +268,9 @@ class Engines:
 
     # --- tensor core -----------------------------------------------------------------------------------
 
+    def fence_mmas(self, warp: Any) -> None:
+        """wgmma.fence: without effect where MMAs find registers as they are."""
+
     def commit_mmas(self, warp: Any, queue: mmas.MmaQueue) -> None:
         """A group of MMAs is issued."""
         if not queue.open:

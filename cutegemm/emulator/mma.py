@@ -117,12 +117,21 @@ class MmaQueue:
     groups   committed and not waited for
     blocks   accumulators of MMAs in flight, by their registers: (registers, lanes) of 32 bits
     settled  accumulators as they were put into registers, which they still fill if nobody wrote to those
+    fenced   the register file at the last wgmma.fence, for who checks
     """
 
     open: list[Mma] = field(default_factory=list)
     groups: list[MmaGroup] = field(default_factory=list)
     blocks: dict[tuple[int, ...], Lanes | None] = field(default_factory=dict)
     settled: dict[tuple[int, ...], tuple[Lanes, list[Lanes]]] = field(default_factory=dict)
+    fenced: list[Any] | None = None
+
+    def as_left(self, r: list[Any], slots: tuple[int, ...]) -> Lanes | None:
+        """The accumulators that an earlier group left in these registers, None if one was written since."""
+        block, rows = self.settled.get(slots, (None, []))
+        if block is None or any(r[slot] is not row for slot, row in zip(slots, rows, strict=True)):
+            return None
+        return block
 
 
 def queue_of(warp: Any) -> MmaQueue:
@@ -150,11 +159,8 @@ def commit(warp: Any, queue: MmaQueue) -> MmaGroup:
 
 def _accumulators(warp: Any, queue: MmaQueue, slots: tuple[int, ...]) -> Lanes:
     """What the registers hold, (registers, lanes)."""
-    r = warp.r
-    block, rows = queue.settled.pop(slots, (None, []))
-    if block is not None and all(r[slot] is row for slot, row in zip(slots, rows, strict=True)):
-        return block
-    return np.stack([lanes(r[slot], 32) for slot in slots])
+    block = queue.as_left(warp.r, slots)
+    return np.stack([lanes(warp.r[slot], 32) for slot in slots]) if block is None else block
 
 
 def wait(warp: Any, queue: MmaQueue, pending: int) -> list[MmaGroup]:

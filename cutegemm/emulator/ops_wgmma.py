@@ -79,7 +79,10 @@ def _issue(statement: Statement, decoder: Decoder) -> Op:
 @opcode("wgmma.fence.sync.aligned")
 def _fence(statement: Statement, decoder: Decoder) -> Op:
     def op(warp: Any) -> int | None:
-        return warp.wait_for_lanes() if warp.must_converge() else None
+        if warp.must_converge():
+            return warp.wait_for_lanes()
+        warp.cta.machine.hooks.fence_mmas(warp)
+        return None
 
     return op
 

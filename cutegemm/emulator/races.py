@@ -329,8 +329,33 @@ class CheckedEngines(Engines):
             )
         super().warp_exits(warp)
 
+    def fence_mmas(self, warp: Any) -> None:
+        """See Engines."""
+        mmas.queue_of(warp).fenced = warp.r.copy()
+
+    def _check_fenced(self, warp: Any, queue: mmas.MmaQueue) -> None:
+        """MMAs add to what was in registers at the last wgmma.fence, or to what earlier MMAs left there.
+
+        Copies and constants are let pass: compilers put them anywhere, and the assembler removes them.
+        """
+        r, fenced = warp.r, queue.fenced
+        for mma in queue.open:
+            if fenced is None:
+                raise RaceError(f"{mmas.Issue(mma.where, warp)} comes before any wgmma.fence of its warp")
+            if not mma.accumulate or mma.slots in queue.blocks or queue.as_left(r, mma.slots) is not None:
+                continue
+            values = [r[slot] for slot in mma.slots if r[slot] is not fenced[slot]]
+            changed = {id(value) for value in values if isinstance(value, np.ndarray)}
+            left = (row for _, rows in queue.settled.values() for row in rows)
+            if changed and changed - {id(value) for value in fenced} - {id(row) for row in left}:
+                raise RaceError(
+                    f"{mmas.Issue(mma.where, warp)} adds to registers written after the last wgmma.fence; it "
+                    "may find in them what was there before"
+                )
+
     def commit_mmas(self, warp: Any, queue: mmas.MmaQueue) -> None:
         """See Engines."""
+        self._check_fenced(warp, queue)
         checker = self._checker(warp)
         agent = checker.agent(warp, MMAS_OF)
         epoch = checker.next_epoch(agent)
