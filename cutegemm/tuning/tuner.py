@@ -6,6 +6,7 @@ checked against the float32 product. The fastest few then run against the heuris
 other inputs and more rounds; one of them wins only if it is faster by MARGIN, and in nearly all rounds.
 """
 
+import math
 import statistics
 import threading
 import time
@@ -26,7 +27,7 @@ from cutegemm.bench.sweeps import (
     measure_group,
 )
 from cutegemm.bench.worker import Build, Measure, Worker
-from cutegemm.bench.workload import Case
+from cutegemm.bench.workload import Case, Ceilings
 from cutegemm.cache import cache_dir, process_lock
 from cutegemm.config import GemmConfig
 from cutegemm.errors import DeviceError, OperandTypeError, ProblemError, TargetError
@@ -40,6 +41,8 @@ from cutegemm.tuning.winners import Winner, Winners, question
 SCREEN = Method(rounds=5, replay_ms=4.0, pause_ms=2.0)
 CONFIRM = replace(FULL, seed=1)
 FINALISTS = 4
+#: Nobody asks how near the floor a candidate comes, so that the GPU's rates need not be measured first.
+NO_FLOOR = Ceilings(math.inf, math.inf, "")
 MARGIN = 0.01  # of the time: a winner must be faster than the heuristic's choice by this
 NEARLY_ALL = 8 / 9  # of the rounds in which it must be
 LEAST_MEMORY_SHARE = 0.1
@@ -233,7 +236,7 @@ class _Contest:
         variants = {name: self._variant(name) for name in names}
         while True:
             chosen = replace(method, memory_share=self._memory_share)
-            measured = measure_group(Measure(self._case, variants, chosen, None, self._index), worker)
+            measured = measure_group(Measure(self._case, variants, chosen, NO_FLOOR, self._index), worker)
             seen = {name: _Seen.of(one, name) for name, one in measured.items()}
             lacking = any("OutOfMemoryError" in (one.failure or "") for one in seen.values())
             if not lacking or self._memory_share / 2 < LEAST_MEMORY_SHARE:
