@@ -76,7 +76,7 @@ FAMILIES = [
     (GemmConfig(256, 128, cluster_m=2), (BF16, F32), ("m", "k", "n")),
     (GemmConfig(256, 192), (BF16, BF16), ("k", "k", "n")),
     (GemmConfig(192, 144, cluster_n=2), (BF16, BF16), ("k", "k", "n")),
-    (GemmConfig(192, 256), (F16, F32), ("k", "k", "m")),
+    (GemmConfig(192, 224), (F16, F32), ("k", "k", "m")),
     (GemmConfig(64, 208), (BF16, F16), ("m", "k", "m")),
     (GemmConfig(128, 176, cluster_m=2), (BF16, F32), ("k", "k", "n")),
     (GemmConfig(128, 144), (BF16, BF16), ("k", "n", "m")),
