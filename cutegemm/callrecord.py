@@ -19,8 +19,14 @@ class Outcome(IntEnum):
 
 
 class CallRecord(ctypes.Structure):
-    """Sizes a launch was chosen for, how many clusters are resident at once, and whether the caller has
-    shown by itself that what looks like an overlap shares no element."""
+    """What a launch was chosen for, and what it is given beside the tensors.
+
+    l, m, n, k   sizes
+    resident     clusters that fit on the GPU at once
+    disjoint     1: the caller has shown by itself that what looks like an overlap shares no element
+    counters     device address of zeroed int32 counters; 0 where the scheduler has none
+    partials     device address of room for parts of sums; 0 where the scheduler has none
+    """
 
     _fields_ = [
         ("l", ctypes.c_int32),
@@ -29,6 +35,8 @@ class CallRecord(ctypes.Structure):
         ("k", ctypes.c_int32),
         ("resident", ctypes.c_int32),
         ("disjoint", ctypes.c_int32),
+        ("counters", ctypes.c_int64),
+        ("partials", ctypes.c_int64),
     ]
 
 

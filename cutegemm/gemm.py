@@ -19,6 +19,7 @@ from cutegemm.operands import check_call, check_grad, read_sizes, store_path
 from cutegemm.problem import GemmProblem
 from cutegemm.residency import loading_allowed, resident_clusters
 from cutegemm.scheduler import TileScheduler
+from cutegemm.workspace import WithWorkspace, needs
 
 if TYPE_CHECKING:
     from cutegemm.emulator.machine import Progress
@@ -177,8 +178,12 @@ class Gemm:
             )
         choice = self._kernels.choice(self.problem.with_sizes(*sizes), gpu, store)
         artifact = self._kernels.artifact(choice)
-        resident = resident_clusters(artifact, choice.plan(self.problem).cluster_ctas, device)
-        return Launch(artifact.load(), CallRecord(*sizes, resident, 0), CallRecord(*sizes, resident, 1))
+        plan = choice.plan(self.problem)
+        resident = resident_clusters(artifact, plan.cluster_ctas, device)
+        function = artifact.load()
+        if needed := needs(choice.scheduler, plan, resident, sizes[-1]):
+            function = WithWorkspace(function, device, needed)
+        return Launch(function, CallRecord(*sizes, resident, 0), CallRecord(*sizes, resident, 1))
 
     def _allocate(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """A dense result tensor."""

@@ -17,6 +17,7 @@ from cutegemm.errors import CutegemmError
 from cutegemm.hardware import Gpu
 from cutegemm.kernels import Choice, Kernels
 from cutegemm.operands import check_call, store_path
+from cutegemm.workspace import needs
 
 # Modes whose stride the compiled code takes to be 1.
 _UNIT_MODE = {"a": {"k": -1, "m": -2}, "b": {"n": -1, "k": -2}, "out": {"n": -1, "m": -2}}
@@ -73,6 +74,10 @@ def emulate(
     choice = kernels.choice(problem.with_sizes(*sizes), gpu, store_path(problem, sizes, out))
     plan = choice.plan(problem)
     resident = circumstances.resident or gpu.resident_clusters(plan.cluster_ctas)
+    needed = needs(choice.scheduler, plan, resident, sizes[-1])
+    counters = torch.zeros(needed.counters, dtype=torch.int32)
+    partials = torch.full((needed.partial_bytes // 4,), float("nan"))
+    record = CallRecord(*sizes, resident, 1, counters.data_ptr(), partials.data_ptr())
     outcome = ctypes.c_int32(-1)
     artifact = kernels.artifact(choice)
     ptx = circumstances.ptx or artifact.ptx
@@ -82,7 +87,7 @@ def emulate(
             TensorArgument(a, _UNIT_MODE["a"][problem.a_major]),
             TensorArgument(b, _UNIT_MODE["b"][problem.b_major]),
             TensorArgument(out, _UNIT_MODE["out"][problem.out_major]),
-            CallRecord(*sizes, resident, 1),
+            record,
             outcome,
             None,
             seed=circumstances.seed,
@@ -90,9 +95,12 @@ def emulate(
             ptx=ptx,
             barrier_labels=_ring_labels(plan.stages),
             progress=circumstances.progress,
+            further={"counters": counters, "partials": partials} if needed else {},
         )
     except EmulationError as error:
         raise _with_source_lines(error, kernels, choice, ptx) from None
     if outcome.value != Outcome.LAUNCHED:
         raise EmulationError(f"the host code refused the launch: {Outcome(outcome.value).name}")
+    if counters.any():
+        raise EmulationError("the kernel left its counters other than 0: the next launch would go wrong")
     return replace(result, out=out)

@@ -85,6 +85,7 @@ def run(
     barrier_labels: Mapping[int, str] | None = None,
     sms: int | None = None,
     progress: Callable[[Progress], None] | None = None,
+    further: Mapping[str, torch.Tensor] | None = None,
 ) -> Emulation:
     """Runs a compiled kernel on CPU tensors, which are written in place.
 
@@ -98,6 +99,7 @@ def run(
     barrier_labels   what to call the mbarriers in reports, by their offset in shared memory
     progress    is called a few times a second
     sms         SMs of the emulated GPU; None: as many as an H200 or a B200 has
+    further     CPU tensors by name that the kernel reaches through addresses it is given
 
     Raises EmulationError and its subclasses for faults of the kernel.
     """
@@ -115,6 +117,8 @@ def run(
             memory.add(tensor_region(f"argument {number}", tensor))
         elif is_runtime_tensor(tensor):
             memory.add(runtime_region(f"argument {number}", tensor))
+    for name, tensor in (further or {}).items():
+        memory.add(tensor_region(name, tensor))
     launch = launch_of(_host_of(compiled), program.module, arguments)
     if launch is None:
         return Emulation(None, {}, Trace(), None)

@@ -24,12 +24,19 @@ class Record:
     k: Int32
     resident: Int32
     disjoint: Int32
+    counters: Int64
+    partials: Int64
 
 
 def read_record(address: Int64) -> Record:
     """Loads a CallRecord from host memory."""
-    fields = _int32s_at(address, len(CallRecord._fields_))
-    return Record(*(fields[i] for i in range(len(CallRecord._fields_))))
+    numbers = _int32s_at(address, CallRecord.counters.offset // 4)
+    pointer = cute.make_ptr(
+        Int64, address + CallRecord.counters.offset, cute.AddressSpace.generic, assumed_align=8
+    )
+    addresses = cute.make_tensor(pointer, cute.make_layout(2))
+    l, m, n, k, resident, disjoint = (numbers[i] for i in range(6))  # noqa: E741
+    return Record(l, m, n, k, resident, disjoint, addresses[0], addresses[1])
 
 
 def write_outcome(address: Int64, outcome: Int32) -> None:

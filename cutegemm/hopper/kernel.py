@@ -2,7 +2,8 @@
 
 Read top to bottom in the order the hardware works: host launch, set-up, producer warp, consumer
 warpgroups. What can be swapped is a part with a file of its own: producer.py, mainloop.py, teams.py
-(cooperative or ping-pong), store.py, and the tile scheduler.
+(cooperative or ping-pong), feed.py (whose work is what), reduction.py (sums that workers share), store.py,
+and the tile scheduler.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from cutegemm.hopper.host import read_record, refusal, write_outcome
+from cutegemm.hopper.feed import Feed, make_feed
+from cutegemm.hopper.host import Record, read_record, refusal, write_outcome
 from cutegemm.hopper.layouts import CUTE_DTYPES, make_layouts
 from cutegemm.hopper.mainloop import WgmmaMainloop
 from cutegemm.hopper.plan import (
@@ -24,6 +26,7 @@ from cutegemm.hopper.plan import (
     HopperPlan,
 )
 from cutegemm.hopper.producer import TileLoader, TmaProducer, make_loader, make_producer
+from cutegemm.hopper.reduction import Reduction, make_reduction
 from cutegemm.hopper.ring import StageRing
 from cutegemm.hopper.stores import STORE_BARRIERS, Store, make_store
 from cutegemm.hopper.teams import Member, Steps, make_team
@@ -32,6 +35,7 @@ from cutegemm.scheduler import TileScheduler
 
 PRODUCER_WARPGROUP = 0
 PRODUCER_WARP = 0
+FETCHING_WARP = 1
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class TaskGrid:
     batch: Int32
     workers: Int32
     k_tiles: Int32
+    # Device addresses, 0 where the scheduler needs none: counters, and room for parts of sums.
+    counters: Int64
+    partials: Int64
 
     def tasks(self) -> Int32:
         """Cluster tiles of the whole problem."""
@@ -96,10 +103,10 @@ class HopperGemm:
         refused = refusal(record, a, b, d, self.plan)
         write_outcome(outcome, refused)
         if refused == 0:
-            self._launch(a, b, d, record.resident, stream)
+            self._launch(a, b, d, record, stream)
 
-    def _launch(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, resident: Int32, stream: Any) -> None:
-        """Descriptors, grid and launch; ``resident`` clusters fit on the GPU at once."""
+    def _launch(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, record: Record, stream: Any) -> None:
+        """Descriptors, grid and launch; ``record.resident`` clusters fit on the GPU at once."""
         plan = self.plan
         config = plan.config
         mA_mkl, mB_nkl, mD_mnl = self._kernel_modes(a, b, d)
@@ -110,9 +117,11 @@ class HopperGemm:
         clusters_m = cute.ceil_div(m, config.tile_m * config.cluster_m)
         clusters_n = cute.ceil_div(n, config.tile_n * config.cluster_n)
         tasks = clusters_m * clusters_n * batch
-        workers = self.scheduler.assignment.workers(tasks, resident)
+        workers = self.scheduler.assignment.workers(tasks, record.resident)
         k_tiles = cute.ceil_div(mA_mkl.shape[1], config.tile_k)
-        grid = TaskGrid(clusters_m, clusters_n, Int32(batch), workers, k_tiles)
+        grid = TaskGrid(
+            clusters_m, clusters_n, Int32(batch), workers, k_tiles, record.counters, record.partials
+        )
         self.kernel(producer, store, layouts.tiled_mma, layouts.a_staged, layouts.b_staged, grid).launch(
             grid=(workers * plan.cluster_ctas, 1, 1),
             block=(plan.threads, 1, 1),
@@ -159,10 +168,18 @@ class HopperGemm:
             producer.prefetch()
             store.prefetch()
 
-        ring, sA, sB, buffers = self._shared_memory(a_staged, b_staged, store)
+        smem = cutlass.memory.SmemAllocator()
+        barriers = smem.allocate_array(cutlass.Int64, 2 * plan.stages + STORE_BARRIERS)
+        feed = make_feed(self.scheduler, plan, smem, grid, place)
+        reduction = make_reduction(self.scheduler, plan, feed, smem, grid, place)
+        sA, sB = self._operand_stages(a_staged, b_staged, smem)
+        readers = plan.config.cluster_m + plan.config.cluster_n - 1
+        ring = StageRing(barriers, barriers + plan.stages, plan.stages, readers)
+        buffers: Any = store.allocate(smem, barriers + 2 * plan.stages)
         if warp == PRODUCER_WARP:
             with cute.arch.elect_one():
                 ring.init(plan.consumer_warps_per_tile)
+                feed.init()
                 store.init(buffers)
                 cute.arch.mbarrier_init_fence()
         self._sync_cluster()
@@ -175,14 +192,16 @@ class HopperGemm:
         if warpgroup == PRODUCER_WARPGROUP:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
             if warp == PRODUCER_WARP:
-                self._produce(
-                    make_loader(producer, sA, sB, plan, place.cta_m, place.cta_n), ring, grid, place
-                )
+                loader = make_loader(producer, sA, sB, plan, place.cta_m, place.cta_n)
+                self._produce(loader, ring, feed, grid, place)
+            if cutlass.const_expr(self.scheduler.queued):  # noqa: SIM102 - at trace time, and at run time
+                if (warp == FETCHING_WARP) & (place.cta_m + place.cta_n == 0):
+                    feed.fetch()
         else:
             cute.arch.setmaxregister_increase(CONSUMER_REGISTERS[plan.config.consumers])
             consumer = warpgroup - 1
             mainloop = self._mainloop(tiled_mma, sA, sB, ring, consumer, place)
-            self._consume(mainloop, store, buffers, grid, place, consumer)
+            self._consume(mainloop, feed, reduction, store, buffers, (grid, place, consumer))
 
     def _place(self, grid: TaskGrid) -> Place:
         """This CTA's place; ranks in a cluster run along M first, or along K when that is split."""
@@ -201,19 +220,14 @@ class HopperGemm:
         count = cutlass.max(each + (rank < left).to(Int32), Int32(1))
         return Place(worker, Int32(0), Int32(0), first, count)
 
-    def _shared_memory(
-        self, a_staged: Any, b_staged: Any, store: Store
-    ) -> tuple[StageRing, cute.Tensor, cute.Tensor, Any]:
-        """Allocates the CTA's shared memory: barriers, operand stages, output buffers if any."""
-        plan = self.plan
-        smem = cutlass.memory.SmemAllocator()
-        barriers = smem.allocate_array(cutlass.Int64, 2 * plan.stages + STORE_BARRIERS)
+    def _operand_stages(
+        self, a_staged: Any, b_staged: Any, smem: cutlass.memory.SmemAllocator
+    ) -> tuple[cute.Tensor, cute.Tensor]:
+        """Shared memory for the stages of A and B."""
         dtype = CUTE_DTYPES[self.problem.a_dtype]
         sA = smem.allocate_tensor(dtype, a_staged.outer, ALIGNMENT, swizzle=a_staged.inner)
         sB = smem.allocate_tensor(dtype, b_staged.outer, ALIGNMENT, swizzle=b_staged.inner)
-        buffers = store.allocate(smem, barriers + 2 * plan.stages)
-        readers = plan.config.cluster_m + plan.config.cluster_n - 1
-        return StageRing(barriers, barriers + plan.stages, plan.stages, readers), sA, sB, buffers
+        return sA, sB
 
     def _sync_cluster(self) -> None:
         """Barriers are initialised in every CTA of the cluster before anyone touches them."""
@@ -236,18 +250,26 @@ class HopperGemm:
         return m * config.cluster_m + place.cta_m, n * config.cluster_n + place.cta_n, batch
 
     @cute.jit
-    def _produce(self, loader: TileLoader, ring: StageRing, grid: TaskGrid, place: Place) -> None:
+    def _produce(
+        self,
+        loader: TileLoader,
+        ring: StageRing,
+        feed: Feed,
+        grid: TaskGrid,
+        place: Place,
+    ) -> None:
         """Producer warp: every tile of this worker, stage by stage, as far ahead as the ring allows."""
         tasks = grid.tasks()
         cursor = ring.start()
-        task = self.scheduler.assignment.first(place.worker)
-        while task < tasks:
-            tile = self._tile(task, grid, place)
-            for step in cutlass.range(place.k_count, unroll=1):
+        position = feed.first()
+        while position.task < tasks:
+            tile = self._tile(position.task, grid, place)
+            span = feed.span(position)
+            for step in cutlass.range(span.k_count, unroll=1):
                 ring.wait_consumed(cursor)
-                loader.load(ring.inputs_arrived + cursor.stage, cursor.stage, place.k_first + step, tile)
+                loader.load(ring.inputs_arrived + cursor.stage, cursor.stage, span.k_first + step, tile)
                 cursor = ring.advanced(cursor)
-            task = self.scheduler.assignment.next(task, grid.workers)
+            position = feed.next(position)
         if cutlass.const_expr(ring.readers > 1):
             # A CTA stays until its peers have sent their last arrival here.
             for _ in cutlass.range_constexpr(self.plan.stages):
@@ -276,13 +298,14 @@ class HopperGemm:
     def _consume(
         self,
         mainloop: WgmmaMainloop,
+        feed: Feed,
+        reduction: Reduction,
         store: Store,
         buffers: Any,
-        grid: TaskGrid,
-        place: Place,
-        consumer: Int32,
+        where: tuple[TaskGrid, Place, Int32],
     ) -> None:
         """Consumer warpgroup: every tile of its team, main loop then store."""
+        grid, place, consumer = where
         plan = self.plan
         config = plan.config
         team = make_team(plan)
@@ -296,17 +319,18 @@ class HopperGemm:
         column = share // plan.warpgroups_m * plan.warpgroup_n
 
         tasks = grid.tasks()
-        steps = Steps(self.scheduler, mainloop.ring, grid.workers, place.k_count)
+        steps = Steps(feed, mainloop.ring)
         turn = Int32(0)
-        first_task = self.scheduler.assignment.first(place.worker)
-        task, cursor = team.first(consumer, first_task, mainloop.ring.start(), steps)
-        while task < tasks:
-            m, n, batch = self._tile(task, grid, place)
+        position, cursor = team.first(consumer, feed.first(), mainloop.ring.start(), steps)
+        while position.task < tasks:
+            m, n, batch = self._tile(position.task, grid, place)
+            span = feed.span(position)
             team.wait_turn(consumer)
-            cursor = mainloop.compute(accumulators, cursor, place.k_count)
+            cursor = mainloop.compute(accumulators, cursor, span.k_count)
             team.pass_turn(consumer)
-            origin = (m * config.tile_m + row, n * config.tile_n + column, batch)
-            store.store(accumulators, own_buffers, member, origin, turn)
-            turn = turn + 1
-            task, cursor = team.following(task, cursor, steps)
+            if reduction.complete(accumulators, span, member, share):
+                origin = (m * config.tile_m + row, n * config.tile_n + column, batch)
+                store.store(accumulators, own_buffers, member, origin, turn)
+                turn = turn + 1
+            position, cursor = team.following(position, cursor, steps)
         store.drain(own_buffers, member, turn)

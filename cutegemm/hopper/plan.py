@@ -110,7 +110,12 @@ class HopperPlan:
     @property
     def consumer_warps_per_tile(self) -> int:
         """Warps that read a stage before it is free again, in one CTA."""
-        return 4 * self.warpgroups_m * self.warpgroups_n
+        return 4 * self.warpgroups_per_tile
+
+    @property
+    def warpgroups_per_tile(self) -> int:
+        """Consumer warpgroups that share a tile."""
+        return self.warpgroups_m * self.warpgroups_n
 
 
 def plan(config: GemmConfig, problem: GemmProblem, store: StorePath = "tma", splits: int = 1) -> HopperPlan:

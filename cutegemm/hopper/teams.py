@@ -7,13 +7,12 @@ when it may use the tensor cores, and what comes next; it does not know which te
 from dataclasses import dataclass
 from enum import IntEnum
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from cutegemm.hopper.feed import Feed, Position
 from cutegemm.hopper.plan import WARPGROUP_THREADS, HopperPlan
 from cutegemm.hopper.ring import StageCursor, StageRing
-from cutegemm.scheduler import TileScheduler
 
 
 class NamedBarrier(IntEnum):
@@ -35,18 +34,12 @@ class Member:
 class Steps:
     """What moving on means: to the worker's next task, and past the stages of a tile."""
 
-    scheduler: cutlass.Constexpr[TileScheduler]
+    feed: Feed
     ring: StageRing
-    workers: Int32
-    k_tiles: Int32
 
-    def next_task(self, task: Int32) -> Int32:
-        """The worker's task after ``task``."""
-        return self.scheduler.assignment.next(task, self.workers)
-
-    def past_tile(self, cursor: StageCursor) -> StageCursor:
-        """The cursor after the stages of one whole tile."""
-        return self.ring.skipped(cursor, self.k_tiles)
+    def past(self, position: Position, cursor: StageCursor) -> StageCursor:
+        """The cursor after the stages of a position."""
+        return self.ring.skipped(cursor, self.feed.span(position).k_count)
 
 
 @dataclass(frozen=True)
@@ -58,10 +51,10 @@ class Cooperative:
         return consumer
 
     def first(
-        self, consumer: Int32, task: Int32, cursor: StageCursor, steps: Steps
-    ) -> tuple[Int32, StageCursor]:
+        self, consumer: Int32, position: Position, cursor: StageCursor, steps: Steps
+    ) -> tuple[Position, StageCursor]:
         """Where a consumer begins, given the worker's first task and stage."""
-        return task, cursor
+        return position, cursor
 
     def wait_turn(self, consumer: Int32) -> None:
         """Until the tensor cores are this team's."""
@@ -69,9 +62,11 @@ class Cooperative:
     def pass_turn(self, consumer: Int32) -> None:
         """This team's MMAs are issued; the tensor cores go to the next team."""
 
-    def following(self, task: Int32, cursor: StageCursor, steps: Steps) -> tuple[Int32, StageCursor]:
+    def following(
+        self, position: Position, cursor: StageCursor, steps: Steps
+    ) -> tuple[Position, StageCursor]:
         """The team's next task and its first stage."""
-        return steps.next_task(task), cursor
+        return steps.feed.next(position), cursor
 
 
 @dataclass(frozen=True)
@@ -84,14 +79,14 @@ class PingPong:
 
     @cute.jit
     def first(
-        self, consumer: Int32, task: Int32, cursor: StageCursor, steps: Steps
-    ) -> tuple[Int32, StageCursor]:
+        self, consumer: Int32, position: Position, cursor: StageCursor, steps: Steps
+    ) -> tuple[Position, StageCursor]:
         """See Cooperative.first: the second team begins one tile later and grants the first its turn."""
         if consumer == 1:
             cute.arch.barrier_arrive(barrier_id=NamedBarrier.TURN, number_of_threads=2 * WARPGROUP_THREADS)
-            task = steps.next_task(task)
-            cursor = steps.past_tile(cursor)
-        return task, cursor
+            cursor = steps.past(position, cursor)
+            position = steps.feed.next(position)
+        return position, cursor
 
     def wait_turn(self, consumer: Int32) -> None:
         """See Cooperative.wait_turn."""
@@ -103,9 +98,12 @@ class PingPong:
             barrier_id=NamedBarrier.TURN + 1 - consumer, number_of_threads=2 * WARPGROUP_THREADS
         )
 
-    def following(self, task: Int32, cursor: StageCursor, steps: Steps) -> tuple[Int32, StageCursor]:
+    def following(
+        self, position: Position, cursor: StageCursor, steps: Steps
+    ) -> tuple[Position, StageCursor]:
         """See Cooperative.following: the tile in between is the other team's."""
-        return steps.next_task(steps.next_task(task)), steps.past_tile(cursor)
+        others = steps.feed.next(position)
+        return steps.feed.next(others), steps.past(others, cursor)
 
 
 def make_team(plan: HopperPlan) -> Cooperative | PingPong:

@@ -2,7 +2,8 @@
 
 arithmetic.py   integer arithmetic shared by host and device
 order.py        RowMajor, ColumnMajor, GroupedM, GroupedN, Blocked, Morton, Hilbert
-assignment.py   Persistent, Static, SplitK
+assignment.py   Persistent, Static, Dynamic, SplitK
+stream.py       StreamK
 default.py      the order chosen when none is given
 checker.py      is an order a bijection?
 trial.py        parts from outside the package, tried out
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 
 from cutegemm.errors import OperandTypeError
 from cutegemm.scheduler.analysis import Grid, Summary, Tile, Wave, summarise, waves
-from cutegemm.scheduler.assignment import Assignment, Persistent, SplitK, Static
+from cutegemm.scheduler.assignment import Assignment, Dynamic, Persistent, SplitK, Static
 from cutegemm.scheduler.checker import check_bijection
 from cutegemm.scheduler.default import default_order
 from cutegemm.scheduler.order import (
@@ -32,11 +33,13 @@ from cutegemm.scheduler.order import (
     RowMajor,
     TileOrder,
 )
+from cutegemm.scheduler.stream import StreamK
 
 __all__ = [
     "Assignment",
     "Blocked",
     "ColumnMajor",
+    "Dynamic",
     "GroupedM",
     "GroupedN",
     "Hilbert",
@@ -45,6 +48,7 @@ __all__ = [
     "RowMajor",
     "SplitK",
     "Static",
+    "StreamK",
     "Summary",
     "Tile",
     "TileOrder",
@@ -86,6 +90,16 @@ class TileScheduler:
     def splits(self) -> int:
         """CTAs that share one tile's K."""
         return getattr(self.assignment, "splits", 1)
+
+    @property
+    def queued(self) -> bool:
+        """Whether workers fetch their tasks from a counter on the GPU."""
+        return isinstance(self.assignment, Dynamic)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether workers share tiles along K through global memory."""
+        return isinstance(self.assignment, StreamK)
 
     def waves(
         self,

@@ -34,6 +34,17 @@ def minimum(a: Index, b: Index) -> Index:
     return cutlass.min(a, b)
 
 
+def maximum(a: Index, b: Index) -> Index:
+    """The larger of two indices."""
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    if _on_host(a, b):
+        return np.maximum(a, b)
+    import cutlass
+
+    return cutlass.max(a, b)
+
+
 def select(condition: Condition, a: Index, b: Index) -> Index:
     """``a`` where the condition holds, else ``b``; both are evaluated. Conditions combine with & | ^."""
     if isinstance(condition, bool | np.bool_):

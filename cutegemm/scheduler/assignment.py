@@ -28,7 +28,7 @@ class Assignment(Protocol):
         ...
 
 
-class _Strided:
+class Strided:
     """Worker w of W takes w, w + W, w + 2W, ...; as many workers as fit, or fewer if limited."""
 
     max_workers: int | None
@@ -58,7 +58,7 @@ class _Strided:
 
 
 @dataclass(frozen=True)
-class Persistent(_Strided):
+class Persistent(Strided):
     """As many workers as fit on the GPU; worker w takes w, w + W, w + 2W, ...
 
     ``max_workers`` limits W, for instance to leave SMs to another kernel; a worker is a cluster, so this is
@@ -72,7 +72,22 @@ class Persistent(_Strided):
 
 
 @dataclass(frozen=True)
-class SplitK(_Strided):
+class Dynamic(Strided):
+    """As many workers as fit; each takes the next task when it is ready for one, from a common counter.
+
+    For tiles of unequal cost, or SMs shared with other kernels. Worker w begins with task w; a warp of its
+    own fetches the others ahead of time. The last worker to end resets the counter: no extra launch.
+    ``first`` and ``next`` describe workers of equal speed.
+    """
+
+    max_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_limit()
+
+
+@dataclass(frozen=True)
+class SplitK(Strided):
     """Persistent, with each tile's K shared by ``splits`` CTAs: 2, 4 or 8, which form a worker's cluster.
 
     For problems of few tiles and long K. The CTAs' partial sums are added in float32 and in a fixed order,
