@@ -142,7 +142,7 @@ class SharedTiles:
 
     def _add(self, accumulators: cute.Tensor, place: cute.Tensor, member: Member) -> None:
         squares = self.plan.accumulator_registers // SQUARE
-        at_once = 8 if self.plan.accumulator_registers <= ROOMY else 4
+        at_once = 8 if self.plan.accumulator_registers <= ROOMY else 2
         for base in range(0, squares, at_once):
             count = min(at_once, squares - base)
             values = cute.make_rmem_tensor((SQUARE, count), Float32)
