@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from cutegemm import GemmConfig
 from cutegemm.gemm import Gemm
-from cutegemm.scheduler import Hilbert, RowMajor, SplitK, TileScheduler
+from cutegemm.scheduler import Dynamic, Hilbert, Morton, RowMajor, SplitK, StreamK, TileScheduler
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-EXAMPLES = 200  # of all kernels together
+EXAMPLES = 240  # of all kernels together
 MOST_TILES = 3  # along each side
 
 
@@ -66,6 +66,19 @@ KINDS = {
     "split 8": Kind(
         GemmConfig(64, 32, consumers=1), Case(0, 0, 0, out_dtype=F32), TileScheduler(assignment=SplitK(8))
     ),
+    "dynamic": Kind(GemmConfig(64, 64, consumers=1), Case(0, 0, 0), TileScheduler(assignment=Dynamic())),
+    "dynamic, cluster 2x1, ping-pong": Kind(
+        GemmConfig(64, 64, cluster_m=2, schedule="pingpong"), Case(0, 0, 0, l=0, out_dtype=F32),
+        TileScheduler(Morton(), Dynamic()),
+    ),
+    "stream": Kind(GemmConfig(64, 64, consumers=1), Case(0, 0, 0), TileScheduler(assignment=StreamK())),
+    "stream, ping-pong, batch": Kind(
+        GemmConfig(64, 64, schedule="pingpong"), Case(0, 0, 0, l=0, dtype=F16, out_dtype=F32),
+        TileScheduler(assignment=StreamK(ordered=False)),
+    ),
+    "stream, cluster 1x2, direct store": Kind(
+        GemmConfig(128, 64, cluster_n=2), Case(0, 0, 0, out_shift=1), TileScheduler(assignment=StreamK())
+    ),
     "direct store": Kind(GemmConfig(64, 64), Case(0, 0, 0, out_shift=1)),
 }  # fmt: skip
 
@@ -106,6 +119,6 @@ def cases(draw: st.DrawFn, kind: Kind) -> Case:
 def test_any_product_is_right_in_any_order(name: str, data: st.DataObject) -> None:
     case = data.draw(cases(KINDS[name]))
     seed = data.draw(st.none() | st.integers(0, 2**31 - 1))
-    resident = data.draw(st.integers(1, 3))
+    resident = data.draw(st.integers(1, 5))
     check = data.draw(st.booleans())
     judged(gemm(name), case, seed=seed, resident=resident, check=check)

@@ -32,6 +32,7 @@ from cutegemm.hopper.stores import STORE_BARRIERS, Store, make_store
 from cutegemm.hopper.teams import Member, Steps, make_team
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import TileScheduler
+from cutegemm.scheduler.arithmetic import divmod_
 
 PRODUCER_WARPGROUP = 0
 PRODUCER_WARP = 0
@@ -243,9 +244,7 @@ class HopperGemm:
         config = self.plan.config
         batch = Int32(0)
         if cutlass.const_expr(self.problem.batched):
-            per_batch = grid.clusters_m * grid.clusters_n
-            batch = task // per_batch
-            task = task - batch * per_batch
+            batch, task = divmod_(task, grid.clusters_m * grid.clusters_n)
         m, n = self.scheduler.order.tile(task, grid.clusters_m, grid.clusters_n)
         return m * config.cluster_m + place.cta_m, n * config.cluster_n + place.cta_n, batch
 
