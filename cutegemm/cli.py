@@ -178,7 +178,7 @@ def _add_waves(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--assignment",
-        help='who takes which tile, such as "Static" or "Persistent(100)" (default Persistent)',
+        help='who takes which tile, such as "Dynamic" or "Persistent(100)" (default Persistent)',
     )
     group.add_argument(
         "--workers", type=int, help="clusters that run at one time (default: all that fit the GPU)"
@@ -220,7 +220,7 @@ def _add_emulation(command: argparse.ArgumentParser, config: argparse._ArgumentG
         help='order of the tiles, such as "GroupedM(8)"; cooperative or pingpong: how the consumers share '
         "tiles. May be given once for each",
     )
-    config.add_argument("--assignment", help='who takes which tile, such as "Static" or "SplitK(2)"')
+    config.add_argument("--assignment", help='who takes which tile, such as "Static" or "StreamK"')
     group = command.add_argument_group("emulation")
     group.add_argument(
         "--check", action="store_true", help="look for races and uninitialised reads of shared memory"

@@ -14,8 +14,11 @@ from cutegemm.fingerprint import KernelKey, kernel_key
 from cutegemm.hardware import Gpu
 from cutegemm.hopper.plan import HopperPlan, StorePath, plan
 from cutegemm.problem import GemmProblem
-from cutegemm.scheduler import TileScheduler
+from cutegemm.scheduler import Persistent, SplitK, TileScheduler, default_order
+from cutegemm.scheduler.arithmetic import ceil_div
 from cutegemm.scheduler.identity import scheduler_identity
+
+NOMINAL_SIZE = 4096  # of M and N where they are not known
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,14 @@ class Kernels:
     def choice(self, sizes: GemmProblem, gpu: Gpu, store: StorePath) -> Choice:
         """The kernel for a problem of these sizes on a GPU."""
         if self.config is not None:
-            given = Choice(self.config, self.scheduler or TileScheduler(), store)
+            scheduler = self.scheduler or _default_scheduler(self.config, 1, self.problem, gpu)
+            given = Choice(self.config, scheduler, store)
             return replace(given, config=given.plan(self.problem).config)
         splits = heuristic.SPLITS if self.scheduler is None else (self.scheduler.splits,)
-        best = heuristic.choose(_by_size_class(self.problem, sizes), gpu, store, splits)
-        return Choice(best.config, self.scheduler or TileScheduler.splitting(best.splits), store)
+        likely = _by_size_class(self.problem, sizes)
+        best = heuristic.choose(likely, gpu, store, splits)
+        scheduler = self.scheduler or _default_scheduler(best.config, best.splits, likely, gpu)
+        return Choice(best.config, scheduler, store)
 
     @cached_property
     def _given_identity(self) -> str | None:
@@ -112,6 +118,23 @@ def _builder() -> Callable[..., dict[str, bytes]]:
     except ModuleNotFoundError as error:
         raise missing_dependency(error) from error
     return build
+
+
+def _default_scheduler(config: GemmConfig, splits: int, problem: GemmProblem, gpu: Gpu) -> TileScheduler:
+    """The scheduler nobody asked for: strips for the sizes at hand, 4096 where they are not known."""
+    m, n = problem.m or NOMINAL_SIZE, problem.n or NOMINAL_SIZE
+    if config.swap_ab:
+        m, n = n, m
+    order = default_order(
+        ceil_div(m, config.tile_m),
+        ceil_div(n, config.tile_n),
+        config.cluster_m,
+        config.cluster_n,
+        tile_m=config.tile_m,
+        tile_n=config.tile_n,
+        workers=gpu.resident_clusters(config.cluster_size * splits),
+    )
+    return TileScheduler(order, SplitK(splits) if splits > 1 else Persistent())
 
 
 def _by_size_class(asked: GemmProblem, actual: GemmProblem) -> GemmProblem:

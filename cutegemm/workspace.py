@@ -119,19 +119,19 @@ class WithWorkspace:
         if torch.cuda.is_current_stream_capturing():
             with loading_allowed():
                 counters, partials = workspaces.of_capture(self._device, self._needed)
-            record = _with_addresses(record_address, counters, partials.data_ptr())
+            record = with_addresses(record_address, counters, partials.data_ptr())
             self._function(a, b, out, ctypes.addressof(record), outcome_address)
             return
         stream = _current_stream(self._device)
         known = self._records.get((record_address, stream))
         if known is None or stream == PER_THREAD_STREAM:
             addresses = workspaces.of_stream(self._device, stream, self._needed)
-            record = _with_addresses(record_address, *addresses)
+            record = with_addresses(record_address, *addresses)
             known = self._records[record_address, stream] = record, ctypes.addressof(record)
         self._function(a, b, out, known[1], outcome_address)
 
 
-def _with_addresses(record_address: int, counters: int, partials: int) -> CallRecord:
+def with_addresses(record_address: int, counters: int, partials: int) -> CallRecord:
     """A copy of the record at an address, with a workspace."""
     record = CallRecord.from_buffer_copy(CallRecord.from_address(record_address))
     record.counters, record.partials = counters, partials

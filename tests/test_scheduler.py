@@ -14,12 +14,14 @@ from cutegemm import scheduler
 from cutegemm.errors import ConfigError, OperandTypeError
 from cutegemm.scheduler import (
     ColumnMajor,
+    Dynamic,
     GroupedM,
     GroupedN,
     Persistent,
     RowMajor,
     SplitK,
     Static,
+    StreamK,
     TileScheduler,
 )
 from cutegemm.scheduler.arithmetic import ceil_div, divmod_, minimum
@@ -31,8 +33,9 @@ ORDERS = st.one_of(
 )
 SIDES = st.integers(1, 200)
 ASSIGNMENTS = st.one_of(
-    st.just(Static()), st.just(Persistent()), st.builds(Persistent, max_workers=st.integers(1, 300))
-)
+    st.just(Static()), st.just(Persistent()), st.builds(Persistent, max_workers=st.integers(1, 300)),
+    st.just(Dynamic()), st.builds(Dynamic, max_workers=st.integers(1, 300)),
+)  # fmt: skip
 
 
 def tiles_of(order: Any, tiles_m: int, tiles_n: int) -> list[tuple[int, int]]:
@@ -154,10 +157,11 @@ def test_strip_width_must_be_a_positive_integer(order_class: type[Any], group: A
     assert "an integer of at least 1, such as 8" in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", [Persistent, Dynamic, StreamK])
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, "all"])
-def test_limit_of_workers_must_be_a_positive_integer(limit: Any) -> None:
+def test_limit_of_workers_must_be_a_positive_integer(limit: Any, kind: type[Any]) -> None:
     with pytest.raises(ConfigError) as caught:
-        Persistent(limit)
+        kind(limit)
     assert f"max_workers={limit!r}" in str(caught.value)
     assert "or None for as many as fit" in str(caught.value)
 
@@ -350,6 +354,12 @@ def test_text_names_both_parts() -> None:
     text = str(TileScheduler(GroupedM(4), Persistent(64)))
     assert text == "GroupedM(group=4) x Persistent(max_workers=64)"
     assert scheduler.TileScheduler is TileScheduler
+
+
+@pytest.mark.parametrize("ordered", [1, None, "no"])
+def test_a_stream_is_ordered_or_not(ordered: Any) -> None:
+    with pytest.raises(ConfigError, match="use True or False"):
+        StreamK(ordered=ordered)
 
 
 @pytest.mark.parametrize("splits", [0, 1, 3, 16, -2, 2.0, True, "2", None])

@@ -21,6 +21,7 @@ from cutegemm.errors import ConfigError, MissingDependencyError, OperandTypeErro
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import (
     Blocked,
+    Dynamic,
     GroupedM,
     GroupedN,
     Hilbert,
@@ -28,6 +29,7 @@ from cutegemm.scheduler import (
     Persistent,
     RowMajor,
     Static,
+    StreamK,
     Tile,
     TileScheduler,
     Wave,
@@ -45,7 +47,7 @@ CLUSTERS = st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2), (4, 2)])
 ORDERS = st.sampled_from(
     [RowMajor(), GroupedM(4), GroupedM(8), GroupedN(3), Blocked(3, 4), Morton(4), Hilbert(4)]
 )
-ASSIGNMENTS = st.sampled_from([Static(), Persistent(), Persistent(5)])
+ASSIGNMENTS = st.sampled_from([Static(), Persistent(), Persistent(5), Dynamic(), StreamK(3)])
 
 
 def waves_of(order: Any, tiles_m: int, tiles_n: int, workers: int, **changes: Any) -> list[Wave]:
@@ -56,7 +58,7 @@ def waves_of(order: Any, tiles_m: int, tiles_n: int, workers: int, **changes: An
 # --- waves -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("assignment", [Persistent(), Static(), Persistent(8)])
+@pytest.mark.parametrize("assignment", [Persistent(), Static(), Persistent(8), Dynamic(), StreamK()])
 def test_a_strip_of_four_rows_and_eight_workers(assignment: Any) -> None:
     """128 x 128 tiles, K = 4096, bfloat16, 8 x 8 grid: 4 bands of A and 2 of B, 4 MiB and 2 MiB."""
     waves = TileScheduler(GroupedM(4), assignment).waves(8, 8, 8, **SQUARE)
@@ -228,12 +230,12 @@ def test_without_multicast_the_strips_run_where_less_is_read() -> None:
 
 @given(SIDES, SIDES, CLUSTERS, st.sampled_from([(64, 256), (128, 128), (256, 128)]), st.integers(1, 140))
 @settings(max_examples=100, deadline=None)
-def test_the_default_is_legal_and_no_wider_than_the_grid(
+def test_the_default_is_one_of_few(
     tiles_m: int, tiles_n: int, cluster: tuple[int, int], tile: tuple[int, int], workers: int
 ) -> None:
     order = default_order(tiles_m, tiles_n, *cluster, tile_m=tile[0], tile_n=tile[1], workers=workers)
-    across = (tiles_m, cluster[0]) if isinstance(order, GroupedM) else (tiles_n, cluster[1])
-    assert 1 <= order.group <= -(-across[0] // across[1])
+    across = cluster[0] if isinstance(order, GroupedM) else cluster[1]
+    assert order.group in {-(-width // across) for width in (8, 16)}
     assert order == default_order(tiles_m, tiles_n, *cluster, tile_m=tile[0], tile_n=tile[1], workers=workers)
 
 
@@ -268,6 +270,8 @@ def test_orders_as_text(text: str, order: Any) -> None:
 def test_assignments_as_text() -> None:
     assert parse_assignment("Static") == Static()
     assert parse_assignment("Persistent(max_workers=7)") == Persistent(7)
+    assert parse_assignment("Dynamic(7)") == Dynamic(7)
+    assert parse_assignment("StreamK(ordered=False)") == StreamK(ordered=False)
 
 
 @pytest.mark.parametrize(

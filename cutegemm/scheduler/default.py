@@ -39,8 +39,8 @@ def default_order(
     workers                 clusters that run at one time
 
     Clusters along N share A by multicast: strips of columns. Clusters along M share B: strips of rows. With
-    neither or both shared, the direction with the smaller working set, rows if they are equal. Equal
-    arguments give equal orders.
+    neither or both shared, the direction with the smaller working set, rows if they are equal. A strip may
+    be wider than the grid, which is then one strip: fewer different orders, so fewer kernels.
     """
     m, n = _Axis(tiles_m, cluster_m, tile_m), _Axis(tiles_n, cluster_n, tile_n)
     rows, rows_read = _best_width(m, n, workers)
@@ -54,12 +54,13 @@ def default_order(
 
 def _best_width(across: _Axis, along: _Axis, workers: int) -> tuple[int, int]:
     """Clusters across the best strip, and the elements a wave then reads for each element of K."""
-    widths = dict.fromkeys(min(ceil_div(width, across.cluster), across.clusters) for width in WIDTHS)
+    widths = [ceil_div(width, across.cluster) for width in WIDTHS]
     return min(((width, _read(width, across, along, workers)) for width in widths), key=lambda pair: pair[1])
 
 
 def _read(width: int, across: _Axis, along: _Axis, workers: int) -> int:
     """Elements of A and B, for each element of K, under a wave that begins where a strip does."""
+    width = min(width, across.clusters)
     length = ceil_div(workers, width)
     if length > along.clusters:  # the wave goes on in the next strips
         strips = ceil_div(workers, width * along.clusters)

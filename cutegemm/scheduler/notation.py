@@ -1,6 +1,7 @@
 """Schedulers as text: ``GroupedM(8)``, ``Blocked(rows=8, cols=16)``, ``Persistent``, for the command line.
 
-Only the package's own classes with whole numbers as arguments are understood; nothing is evaluated.
+Only the package's own classes with whole numbers, or named True and False, as arguments are understood;
+nothing is evaluated.
 """
 
 import ast
@@ -52,7 +53,7 @@ def _parse(text: str, what: str, known: Mapping[str, type]) -> Any:
     if kind is None:
         raise unknown
     numbers = [_integer(node, unknown) for node in expression.args]
-    named = {keyword.arg or "**": _integer(keyword.value, unknown) for keyword in expression.keywords}
+    named = {keyword.arg or "**": _literal(keyword.value, unknown) for keyword in expression.keywords}
     try:
         return kind(*numbers, **named)
     except TypeError as error:  # too many arguments, or a name it does not have
@@ -61,10 +62,18 @@ def _parse(text: str, what: str, known: Mapping[str, type]) -> Any:
 
 def _integer(node: ast.expr, refusal: ConfigError) -> int:
     """The whole number written, negative ones too: their class has the better message."""
+    value = _literal(node, refusal)
+    if isinstance(value, bool):
+        raise refusal
+    return value
+
+
+def _literal(node: ast.expr, refusal: ConfigError) -> int:
+    """The whole number, or True or False, written after a name."""
     try:
         value = ast.literal_eval(node)
     except ValueError as error:
         raise refusal from error
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, int):
         raise refusal
     return value

@@ -10,16 +10,18 @@ from cutegemm.scheduler.arithmetic import Index, divmod_, maximum, minimum, sele
 from cutegemm.scheduler.assignment import Strided
 
 LEAST_STEPS = 4  # stages of a piece: a shorter one costs more to add than it saves
+LEAST_SAVING = 12  # stages that sharing takes off the longest worker, about what adding the parts takes
 
 
 @dataclass(frozen=True)
 class StreamK(Strided):
     """Persistent, with the tiles that do not fill a round of workers shared along K by all of them.
 
-    Of T tiles and W workers the last T mod W, and one whole round if there is one, are laid end to end along
-    K and cut into W equal pieces; a piece may end one tile and begin the next. The other tiles are done
-    whole. Whoever finishes its part of a shared tile last adds the parts, which lie in global memory, in
-    float32; nobody waits for a worker that has not begun. ``first`` and ``next`` describe whole tiles.
+    Of T tiles and W workers T mod W, and one whole round if there is one, are laid end to end along K and cut
+    into W equal pieces; a piece may end one tile and begin the next. The other tiles are done whole, and all
+    of them are where sharing would spare less than it costs. Whoever finishes its part of a shared tile last
+    adds the parts, which lie in global memory, in float32; nobody waits for a worker that has not begun.
+    ``first`` and ``next`` describe whole tiles.
 
     max_workers  limits W, see Persistent
     ordered      True: parts are added in the order of K, so that the same input gives the same bits on every
@@ -98,7 +100,9 @@ class Stream:
 def make_stream(tasks: Index, workers: Index, k_tiles: Index) -> Stream:
     """Divides a launch's work; all at least 1, and 2 * workers * k_tiles below 2^31."""
     rounds, left = divmod_(tasks, workers)
-    shared = select(left == 0, 0, left + select(rounds > 0, workers, 0))
+    # The longest worker has (rounds + 1) * k_tiles stages with whole tiles, and its even share otherwise.
+    spared = divmod_((workers - left) * k_tiles, workers)[0]
+    shared = select((left == 0) | (spared < LEAST_SAVING), 0, left + select(rounds > 0, workers, 0))
     steps = shared * k_tiles
     sharers = minimum(workers, maximum(divmod_(steps, LEAST_STEPS)[0], 1))
     each, longer = divmod_(steps, sharers)
