@@ -10,6 +10,7 @@ from cutegemm.artifact import Artifact
 from cutegemm.cache import default_cache
 from cutegemm.config import GemmConfig
 from cutegemm.dependencies import missing_dependency
+from cutegemm.errors import ConfigError
 from cutegemm.fingerprint import KernelKey, kernel_key
 from cutegemm.hardware import Gpu
 from cutegemm.hopper.plan import HopperPlan, StorePath, plan
@@ -19,6 +20,7 @@ from cutegemm.scheduler.arithmetic import ceil_div
 from cutegemm.scheduler.identity import scheduler_identity
 
 NOMINAL_SIZE = 4096  # of M and N where they are not known
+STREAM_CANDIDATES = 100  # of the heuristic's ranking, among which StreamK finds one it can be used with
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,14 @@ class Choice:
     def plan(self, problem: GemmProblem) -> HopperPlan:
         """The configuration worked out for the problem's dtypes and majors. Raises ConfigError."""
         seen = problem.swapped() if self.config.swap_ab else problem
-        return plan(self.config, seen, self.store, self.scheduler.splits)
+        return plan(self.config, seen, self.store, self.scheduler.splits, self.scheduler.streamed)
+
+    def is_legal(self, problem: GemmProblem) -> bool:
+        """Whether there is a plan for the problem."""
+        try:
+            return self.plan(problem) is not None
+        except ConfigError:
+            return False
 
 
 class Kernels:
@@ -65,9 +74,18 @@ class Kernels:
             return replace(given, config=given.plan(self.problem).config)
         splits = heuristic.SPLITS if self.scheduler is None else (self.scheduler.splits,)
         likely = _by_size_class(self.problem, sizes)
-        best = heuristic.choose(likely, gpu, store, splits)
-        scheduler = self.scheduler or _default_scheduler(best.config, best.splits, likely, gpu)
-        return Choice(best.config, scheduler, store)
+        ranking = heuristic.ranked(likely, gpu, 1, store, splits)
+        if self.scheduler is not None and self.scheduler.streamed:
+            # Ranked as for whole tiles; the widest of those do not leave StreamK its registers.
+            ranking = heuristic.ranked(likely, gpu, STREAM_CANDIDATES, store, splits)
+        for best in ranking:
+            scheduler = self.scheduler or _default_scheduler(best.config, best.splits, likely, gpu)
+            choice = Choice(best.config, scheduler, store)
+            if choice.is_legal(self.problem):
+                return choice
+        raise ConfigError(
+            f"none of the {len(ranking)} likeliest configurations is legal with {self.scheduler}"
+        )
 
     @cached_property
     def _given_identity(self) -> str | None:

@@ -52,18 +52,20 @@ RAGGED_TILES_N = (8, 24, 40, 72, 104, 144, 176, 200)
 class Kernel:
     """One kernel: a configuration, the problem kind it is built for (as the user sees it), how it stores.
 
-    splits: CTAs of a cluster that share a tile's K; with more than one, ``store`` decides nothing.
+    splits: CTAs of a cluster that share a tile's K; with more than one, the rest below decides nothing.
+    work: the class of the assignment
     """
 
     config: GemmConfig
     problem: GemmProblem
     store: StorePath = "tma"
     splits: int = 1
+    work: str = "Persistent"
 
     @property
     def plan(self) -> HopperPlan:
         """The plan; raises ConfigError if the configuration is not legal for the problem."""
-        return plan(self.config, self.seen, self.store, self.splits)
+        return plan(self.config, self.seen, self.store, self.splits, self.work == "StreamK")
 
     @property
     def seen(self) -> GemmProblem:
@@ -80,7 +82,7 @@ class Kernel:
     def __str__(self) -> str:
         batched = "batched " if self.problem.batched else ""
         split = f", K split {self.splits} ways" if self.splits > 1 else ""
-        return f"{self.config}{split} | {batched}{self.problem}, {self.store} store"
+        return f"{self.config}{split}, {self.work} | {batched}{self.problem}, {self.store} store"
 
     def to_json(self) -> str:
         """One line from which ``from_json`` makes an equal kernel."""
@@ -91,7 +93,7 @@ class Kernel:
         """The kernel of a line made by ``to_json``."""
         fields = json.loads(line)
         config, problem = GemmConfig(**fields["config"]), GemmProblem(**fields["problem"])
-        return cls(config, problem, fields["store"], fields["splits"])
+        return cls(config, problem, fields["store"], fields["splits"], fields["work"])
 
 
 def legal_space() -> list[Kernel]:
@@ -100,6 +102,7 @@ def legal_space() -> list[Kernel]:
     Split tiles have one kind of store; they are listed once, as direct stores.
     Input dtype, batch mode and exchanged operands double the number of kernels each and share all code that
     depends on the rest; which of them a combination gets is drawn from its own text, so that half have each.
+    So is the assignment of one that is not split: a quarter have Dynamic, a quarter StreamK.
     """
     return [
         kernel
@@ -131,8 +134,9 @@ def _drawn(
     config = GemmConfig(
         *tile, *cluster_mn, consumers=schedule[0], schedule=schedule[1], swap_ab=bool(bits & 4)
     )
+    work = {0: "Dynamic", 1: "StreamK"}.get(bits >> 3 & 3, "Persistent") if splits == 1 else "SplitK"
     # The kernel of an exchanged problem is that of its mirror image: exchanged here too, it is the one asked.
-    return Kernel(config, problem.swapped() if config.swap_ab else problem, store, splits)
+    return Kernel(config, problem.swapped() if config.swap_ab else problem, store, splits, work)
 
 
 def features(kernel: Kernel) -> set[tuple[str, Any]]:
@@ -140,7 +144,7 @@ def features(kernel: Kernel) -> set[tuple[str, Any]]:
     config, problem = kernel.config, kernel.seen
     schedule = (config.consumers, config.schedule)
     path = "split" if kernel.splits > 1 else kernel.store
-    budget = accumulator_budget(config.consumers, problem.out_major, path)
+    budget = accumulator_budget(config.consumers, problem.out_major, path, kernel.work == "StreamK")
     return {
         ("tile_m", (config.tile_m, schedule)),
         ("tile_n", config.tile_n if config.tile_n in (*RAGGED_TILES_N, 256) else "other"),
@@ -150,6 +154,8 @@ def features(kernel: Kernel) -> set[tuple[str, Any]]:
         ("dtypes", (problem.a_dtype, problem.out_dtype)),
         ("store", (path, problem.out_major, problem.out_dtype)),
         ("splits", (kernel.splits, config.consumers)),
+        ("work", (kernel.work, schedule, config.cluster_size > 1)),
+        ("work at the limit", (kernel.work, path, kernel.plan.accumulator_registers > budget - 8)),
         ("batched", problem.batched),
         ("swapped", config.swap_ab),
         ("at the limit", (path, problem.out_major, kernel.plan.accumulator_registers > budget - 8)),
@@ -181,11 +187,12 @@ def sample(space: list[Kernel], seed: int, count: int) -> list[Kernel]:
 def violations(kernel: Kernel) -> list[str]:
     """Compiles a kernel and says what is wrong with the code; an empty list if nothing is."""
     import cutegemm
+    from cutegemm import scheduler as schedulers
     from cutegemm.artifact import instruction_histogram
-    from cutegemm.scheduler import SplitK, TileScheduler
 
     problem = kernel.problem
-    scheduler = TileScheduler(assignment=SplitK(kernel.splits)) if kernel.splits > 1 else TileScheduler()
+    arguments = (kernel.splits,) if kernel.work == "SplitK" else ()
+    scheduler = schedulers.TileScheduler(assignment=getattr(schedulers, kernel.work)(*arguments))
     # Lines of 33 elements end on no 16-byte unit: TMA cannot store them.
     sizes = (None, None, None) if kernel.store == "tma" else (33, 33, None)
     gemm = cutegemm.compile(

@@ -21,6 +21,7 @@ MIN_STAGES = 2  # one is filled while another is read
 MAX_STAGES = 16  # the kernel's barriers
 CHUNK_ROW_BYTES = 128  # width of one output chunk: one swizzle span, one TMA store box
 # Registers a consumer thread needs beside its accumulators: addresses, stage state, an output chunk.
+STREAM_BUDGET = 184  # the same where parts of sums are added to the accumulators
 REGISTER_RESERVE = 40
 # Accumulators that fit beside a store's addresses, by kind of store and contiguous mode of D, where that is
 # less than the reserve leaves. Found by compiling: at least 8 below the fewest seen to spill.
@@ -118,13 +119,20 @@ class HopperPlan:
         return self.warpgroups_m * self.warpgroups_n
 
 
-def plan(config: GemmConfig, problem: GemmProblem, store: StorePath = "tma", splits: int = 1) -> HopperPlan:
+def plan(
+    config: GemmConfig,
+    problem: GemmProblem,
+    store: StorePath = "tma",
+    splits: int = 1,
+    streamed: bool = False,
+) -> HopperPlan:
     """Checks ``config`` for ``problem`` (as the kernel sees it: already swapped) and works it out.
 
     store   "tma" through shared memory, or "direct" from registers with a bounds check for each element,
             for outputs whose lines TMA cannot address
     splits  CTAs of a cluster that share one tile's K and reduce their sums in shared memory; with more than
             one, the store is direct
+    streamed  whether workers add parts of tiles through global memory (StreamK)
     Raises ConfigError naming the limit and the nearest legal value.
     """
     _check_shape(config, problem)
@@ -133,7 +141,8 @@ def plan(config: GemmConfig, problem: GemmProblem, store: StorePath = "tma", spl
         store = "direct"
     warpgroups_m, warpgroups_n = _split(config)
     _check_tile_n(config, problem, warpgroups_n)
-    _check_registers(config, problem, (warpgroups_m, warpgroups_n), "split" if splits > 1 else store)
+    store_kind = "split" if splits > 1 else store
+    _check_registers(config, problem, (warpgroups_m, warpgroups_n), store_kind, streamed)
     chunks = output_chunks(config.tile_n // warpgroups_n, problem)
     partials = 4 * config.tile_m * config.tile_n if splits > 1 else 0
     stages, store_stages, sizes = _shared_memory(config, problem, chunks if store == "tma" else (), partials)
@@ -184,29 +193,32 @@ def _check_shape(config: GemmConfig, problem: GemmProblem) -> None:
         )
 
 
-def accumulator_budget(consumers: int, out_major: str, store_kind: str) -> int:
+def accumulator_budget(consumers: int, out_major: str, store_kind: str, streamed: bool = False) -> int:
     """Accumulator registers a consumer thread may hold without spilling.
 
     consumers   warpgroups among which the CTA's registers are divided
     out_major   contiguous mode of D as the kernel sees it
     store_kind  "tma", "direct", or "split" for a tile whose K is split
+    streamed    whether parts of other workers are added to them
     """
     budget = CONSUMER_REGISTERS[consumers] - REGISTER_RESERVE
-    return min(budget, STORE_BUDGET.get((store_kind, out_major), budget))
+    budget = min(budget, STORE_BUDGET.get((store_kind, out_major), budget))
+    return min(budget, STREAM_BUDGET) if streamed else budget
 
 
 def _check_registers(
-    config: GemmConfig, problem: GemmProblem, warpgroups: tuple[int, int], store_kind: str
+    config: GemmConfig, problem: GemmProblem, warpgroups: tuple[int, int], store_kind: str, streamed: bool
 ) -> None:
     """Limits found by compiling the legal space: beyond them the assembler spills."""
     sharing = warpgroups[0] * warpgroups[1]
     registers = config.tile_m * config.tile_n // (WARPGROUP_THREADS * sharing)
-    budget = accumulator_budget(config.consumers, problem.out_major, store_kind)
+    budget = accumulator_budget(config.consumers, problem.out_major, store_kind, streamed)
     if registers > budget:
         unit = _tile_n_unit(config, problem, warpgroups[1])
         legal = budget * WARPGROUP_THREADS * sharing // config.tile_m // unit * unit
-        shared = accumulator_budget(2, problem.out_major, store_kind)
+        shared = accumulator_budget(2, problem.out_major, store_kind, streamed)
         beside = f" beside a {store_kind} store to an {problem.out_major}-major D" * (store_kind != "tma")
+        beside += " where StreamK adds the parts of other workers" * streamed
         raise ConfigError(
             f"tile {config.tile_m}x{config.tile_n} with {config.consumers} {config.schedule} consumer(s) "
             f"needs {registers} accumulator registers a thread, {budget} fit without spilling{beside}; "

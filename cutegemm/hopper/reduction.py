@@ -18,7 +18,8 @@ from cutegemm.scheduler import TileScheduler
 from cutegemm.scheduler.stream import Span, Stream, StreamK
 
 SQUARE = 4  # accumulators that a thread holds side by side
-ROOMY = 128  # accumulator registers up to which twice as many loads may be in flight beside them
+# Squares loaded at one time beside so many accumulator registers, that is, until they would spill.
+AT_ONCE = ((128, 8), (256, 2))
 
 
 @dataclass(frozen=True)
@@ -141,10 +142,10 @@ class SharedTiles:
             cute.autovec_copy(values, place[None, member.thread, square])
 
     def _add(self, accumulators: cute.Tensor, place: cute.Tensor, member: Member) -> None:
-        squares = self.plan.accumulator_registers // SQUARE
-        at_once = 8 if self.plan.accumulator_registers <= ROOMY else 2
-        for base in range(0, squares, at_once):
-            count = min(at_once, squares - base)
+        registers = self.plan.accumulator_registers
+        at_once = next(count for most, count in AT_ONCE if registers <= most)
+        for base in range(0, registers // SQUARE, at_once):
+            count = min(at_once, registers // SQUARE - base)
             values = cute.make_rmem_tensor((SQUARE, count), Float32)
             for i in range(count):
                 cute.autovec_copy(place[None, member.thread, base + i], values[None, i])
