@@ -11,7 +11,7 @@ from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from cutegemm import GemmConfig, GemmProblem, emulator
-from cutegemm.hopper.feed import make_feed
+from cutegemm.hopper.feed import divided, make_feed
 from cutegemm.hopper.kernel import FETCHING_WARP, HopperGemm, Place, TaskGrid
 from cutegemm.hopper.plan import plan
 from cutegemm.scheduler import TileScheduler
@@ -60,7 +60,9 @@ class Recorder(HopperGemm):
         """Launches ``recording``. lines (COLUMNS * room), used (1): int32; counters: two zeros."""
         tasks = clusters_m * clusters_n * batch
         workers = self.scheduler.assignment.workers(tasks, resident)
-        grid = TaskGrid(clusters_m, clusters_n, batch, workers, k_tiles, counters.iterator.toint(), Int64(0))
+        division = divided(self.scheduler, tasks, workers, k_tiles)
+        addresses = counters.iterator.toint(), Int64(0)
+        grid = TaskGrid(clusters_m, clusters_n, batch, workers, k_tiles, *addresses, division)
         self.recording(lines, used, grid).launch(
             grid=(workers * self.plan.cluster_ctas, 1, 1), block=(self.plan.threads, 1, 1),
             cluster=(self.plan.cluster_ctas, 1, 1), stream=stream,

@@ -239,13 +239,24 @@ def _slots(tasks: cute.Pointer) -> cute.Tensor:
     return cute.make_tensor(tasks, cute.make_layout(SLOTS, stride=SLOT_WORDS))
 
 
+def divided(scheduler: TileScheduler, tasks: Int32, workers: Int32, k_tiles: Int32) -> Stream:
+    """Host side: the division of a launch's work that StreamK needs, as numbers of the machine."""
+    if not scheduler.streamed:
+        return Stream(*(Int32(0) for _ in range(6)))
+    stream = make_stream(tasks, workers, k_tiles)
+    return Stream(
+        Int32(tasks), Int32(workers), Int32(k_tiles),
+        Int32(stream.shared), Int32(stream.each), Int32(stream.longer),
+    )  # fmt: skip
+
+
 def make_feed(scheduler: TileScheduler, plan: HopperPlan, smem: Any, grid: Any, place: Any) -> Feed:
     """Device side: the feed of a scheduler, with its slots and barriers in shared memory if it has any.
 
     grid, place   the kernel's TaskGrid and Place
     """
     if scheduler.streamed:
-        return StreamFeed(make_stream(grid.tasks(), grid.workers, grid.k_tiles), place.worker)
+        return StreamFeed(grid.stream, place.worker)
     if not scheduler.queued:
         return CountedFeed(scheduler, place.worker, grid.workers, place.k_first, place.k_count)
     barriers = smem.allocate_array(cutlass.Int64, QUEUE_BARRIERS)

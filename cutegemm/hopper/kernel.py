@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from cutegemm.hopper.feed import Feed, make_feed
+from cutegemm.hopper.feed import Feed, divided, make_feed
 from cutegemm.hopper.host import Record, read_record, refusal, write_outcome
 from cutegemm.hopper.layouts import CUTE_DTYPES, make_layouts
 from cutegemm.hopper.mainloop import WgmmaMainloop
@@ -33,6 +33,7 @@ from cutegemm.hopper.teams import Member, Steps, make_team
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import TileScheduler
 from cutegemm.scheduler.arithmetic import divmod_
+from cutegemm.scheduler.stream import Stream
 
 PRODUCER_WARPGROUP = 0
 PRODUCER_WARP = 0
@@ -51,6 +52,8 @@ class TaskGrid:
     # Device addresses, 0 where the scheduler needs none: counters, and room for parts of sums.
     counters: Int64
     partials: Int64
+    # Worked out on the host, so that it takes no registers: all 0 where nothing is shared along K.
+    stream: Stream
 
     def tasks(self) -> Int32:
         """Cluster tiles of the whole problem."""
@@ -120,9 +123,9 @@ class HopperGemm:
         tasks = clusters_m * clusters_n * batch
         workers = self.scheduler.assignment.workers(tasks, record.resident)
         k_tiles = cute.ceil_div(mA_mkl.shape[1], config.tile_k)
-        grid = TaskGrid(
-            clusters_m, clusters_n, Int32(batch), workers, k_tiles, record.counters, record.partials
-        )
+        division = divided(self.scheduler, tasks, workers, k_tiles)
+        addresses = record.counters, record.partials
+        grid = TaskGrid(clusters_m, clusters_n, Int32(batch), workers, k_tiles, *addresses, division)
         self.kernel(producer, store, layouts.tiled_mma, layouts.a_staged, layouts.b_staged, grid).launch(
             grid=(workers * plan.cluster_ctas, 1, 1),
             block=(plan.threads, 1, 1),
