@@ -13,7 +13,7 @@ import torch
 
 import cutegemm
 from cutegemm import GemmConfig
-from cutegemm.scheduler import SplitK, TileScheduler
+from cutegemm.scheduler import Dynamic, SplitK, StreamK, TileScheduler
 
 CASES = (
     ((200, 264, 136), {}, GemmConfig(128, 256)),
@@ -23,6 +23,14 @@ CASES = (
     ((192, 136, 200), {"a_major": "m", "b_major": "n", "out_dtype": "float32"}, GemmConfig(192, 96)),
     ((136, 248, 320), {"out_major": "m"}, GemmConfig(128, 72, consumers=1)),
     ((72, 136, 1000), {"scheduler": TileScheduler(assignment=SplitK(4))}, GemmConfig(64, 72, consumers=1)),
+    ((520, 264, 72), {"scheduler": TileScheduler(assignment=Dynamic(5))}, GemmConfig(64, 64, consumers=1)),
+    (
+        (400, 264, 136),
+        {"scheduler": TileScheduler(assignment=Dynamic(3))},
+        GemmConfig(64, 64, cluster_m=2, schedule="pingpong"),
+    ),
+    ((200, 136, 2056), {"scheduler": TileScheduler(assignment=StreamK(7))}, GemmConfig(64, 72, consumers=1)),
+    ((300, 392, 1032), {"scheduler": TileScheduler(assignment=StreamK(5))}, GemmConfig(128, 128)),
 )
 
 

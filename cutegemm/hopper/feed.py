@@ -54,17 +54,22 @@ class Position(Protocol):
 
 
 class Feed(Protocol):
-    """What the kernel asks of a feed; see CountedFeed."""
+    """What the kernel asks of a feed."""
 
-    def init(self) -> None: ...
+    def init(self) -> None:
+        """Initialises the feed's barriers; one thread of the CTA calls this before anyone waits."""
 
-    def first(self) -> Any: ...
+    def first(self) -> Any:
+        """The position where the worker begins."""
 
-    def next(self, position: Any) -> Any: ...
+    def next(self, position: Any) -> Any:
+        """The worker's position after this one."""
 
-    def span(self, position: Any) -> Span: ...
+    def span(self, position: Any) -> Span:
+        """The stages of the position's task that are this CTA's."""
 
-    def fetch(self) -> None: ...
+    def fetch(self) -> None:
+        """The fetching warp's part, until the work runs out."""
 
 
 @dataclass(frozen=True)
@@ -81,22 +86,22 @@ class CountedFeed:
     k_count: Int32
 
     def init(self) -> None:
-        """Initialises the feed's barriers; there are none."""
+        """See Feed.init: there are none."""
 
     def first(self) -> CountedPosition:
-        """Where the worker begins."""
+        """See Feed.first."""
         return CountedPosition(self.scheduler.assignment.first(self.worker))
 
     def next(self, position: CountedPosition) -> CountedPosition:
-        """The worker's position after this one."""
+        """See Feed.next."""
         return CountedPosition(self.scheduler.assignment.next(position.task, self.workers))
 
     def span(self, position: CountedPosition) -> Span:
-        """The stages of the position's task that are this CTA's."""
+        """See Feed.span."""
         return Span(position.task, self.k_first, self.k_count)
 
     def fetch(self) -> None:
-        """The fetching warp's part: there is nothing to fetch."""
+        """See Feed.fetch: there is nothing to fetch."""
 
 
 @dataclass(frozen=True)
@@ -107,22 +112,22 @@ class StreamFeed:
     worker: Int32
 
     def init(self) -> None:
-        """See CountedFeed.init."""
+        """See Feed.init."""
 
     def first(self) -> StreamPosition:
-        """See CountedFeed.first."""
+        """See Feed.first."""
         return _position(self.stream.first(self.worker))
 
     def next(self, position: StreamPosition) -> StreamPosition:
-        """See CountedFeed.next."""
+        """See Feed.next."""
         return _position(self.stream.next(self.span(position), self.worker))
 
     def span(self, position: StreamPosition) -> Span:
-        """See CountedFeed.span."""
+        """See Feed.span."""
         return Span(position.task, position.k_first, position.k_count)
 
     def fetch(self) -> None:
-        """See CountedFeed.fetch."""
+        """See Feed.fetch."""
 
 
 def _position(span: Span) -> StreamPosition:
@@ -157,18 +162,18 @@ class QueueFeed:
     readers: cutlass.Constexpr[int]  # warps of a CTA that take every task
 
     def init(self) -> None:
-        """See CountedFeed.init; one thread of the CTA calls this."""
+        """See Feed.init."""
         for slot in range(SLOTS):
             cute.arch.mbarrier_init(self.task_arrived + slot, 1)
             cute.arch.mbarrier_init(self.task_taken + slot, self.readers * self.ctas)
 
     def first(self) -> QueuePosition:
-        """See CountedFeed.first."""
+        """See Feed.first."""
         return QueuePosition(self.worker, Int32(0), Int32(0))
 
     @cute.jit
     def next(self, position: QueuePosition) -> QueuePosition:
-        """See CountedFeed.next; beyond the last task nothing more is taken."""
+        """See Feed.next; beyond the last task nothing more is taken."""
         following = position
         if position.task < self.tasks:
             slot = position.slot
@@ -186,12 +191,12 @@ class QueueFeed:
         return following
 
     def span(self, position: QueuePosition) -> Span:
-        """See CountedFeed.span."""
+        """See Feed.span."""
         return Span(position.task, Int32(0), self.k_tiles)
 
     @cute.jit
     def fetch(self) -> None:
-        """The fetching warp: keeps the rings full until the tasks run out, then leaves the counter at 0."""
+        """See Feed.fetch: keeps the rings full until the tasks run out, then leaves the counter at 0."""
         lane = cute.arch.lane_idx()
         handed_out = cute.make_ptr(Int32, self.counter, cute.AddressSpace.gmem, assumed_align=8)
         position = QueuePosition(Int32(0), Int32(0), Int32(0))
