@@ -146,8 +146,8 @@ def test_a_stream_covers_every_stage_once(tasks: int, workers: int, k_tiles: int
         assert len(parts) == len(set(parts)), "one part of either kind at most: each has its place in memory"
     assert len(owner) == tasks * k_tiles
     for (task, stage), worker in owner.items():
-        if task < stream.shared:
-            assert stream.worker_at(task * k_tiles + stage) == worker
+        if task >= stream.whole:
+            assert stream.worker_at((task - stream.whole) * k_tiles + stage) == worker
 
 
 @settings(max_examples=300, deadline=None)
@@ -157,11 +157,11 @@ def test_a_stream_loads_workers_evenly(tasks: int, workers: int, k_tiles: int) -
     another, unless the pieces would be too short to be worth it."""
     stream = make_stream(tasks, workers, k_tiles)
     longest, share = -(-tasks // workers) * k_tiles, tasks * k_tiles / workers
-    assert (stream.shared > 0) == (longest - share >= LEAST_SAVING)
-    assert stream.shared == 0 or (tasks - stream.shared) % workers == 0
+    assert (stream.steps > 0) == (longest - share >= LEAST_SAVING)
+    assert stream.steps == 0 or stream.whole % workers == 0
     pieces = [stream.begin(worker + 1) - stream.begin(worker) for worker in range(workers)]
-    assert sum(pieces) == stream.shared * k_tiles
+    assert sum(pieces) == stream.steps == (tasks - stream.whole) * k_tiles
     sharing = [piece for piece in pieces if piece]
     if sharing:
         assert max(sharing) - min(sharing) <= 1
-        assert len(sharing) == workers or min(sharing) >= min(LEAST_STEPS, stream.shared * k_tiles)
+        assert len(sharing) == workers or min(sharing) >= min(LEAST_STEPS, stream.steps)

@@ -17,7 +17,9 @@ from cutegemm.scheduler import TileScheduler
 from cutegemm.scheduler.stream import Span, Stream, make_stream
 
 CLUSTER = cutlass._mlir.dialects.nvvm.MemScopeKind.CLUSTER
-SLOTS = 2  # tasks fetched ahead: one that the producer may already be loading, one behind it
+# Tasks fetched ahead. A slot is free once all have read it: while a team stores its tile, the other has the
+# next in the tensor cores, the producer loads the one after that, and another is on its way.
+SLOTS = 4
 SLOT_WORDS = 4  # each slot has 16 bytes to itself: what is written at one time is not near what is read
 QUEUE_BARRIERS = 2 * SLOTS
 
@@ -106,7 +108,7 @@ class CountedFeed:
 
 @dataclass(frozen=True)
 class StreamFeed:
-    """A piece of the stages that all workers share, then whole tiles (StreamK)."""
+    """Whole tiles, then a piece of the stages that all workers share (StreamK)."""
 
     stream: Stream
     worker: Int32
@@ -251,7 +253,7 @@ def divided(scheduler: TileScheduler, tasks: Int32, workers: Int32, k_tiles: Int
     stream = make_stream(tasks, workers, k_tiles)
     return Stream(
         Int32(tasks), Int32(workers), Int32(k_tiles),
-        Int32(stream.shared), Int32(stream.each), Int32(stream.longer),
+        Int32(stream.whole), Int32(stream.each), Int32(stream.longer),
     )  # fmt: skip
 
 

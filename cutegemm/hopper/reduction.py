@@ -19,7 +19,7 @@ from cutegemm.scheduler.stream import Span, Stream, StreamK
 
 SQUARE = 4  # accumulators that a thread holds side by side
 # Squares loaded at one time beside so many accumulator registers, that is, until they would spill.
-AT_ONCE = ((128, 8), (256, 2))
+AT_ONCE = ((64, 16), (128, 8), (256, 2))
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class SharedTiles:
     @cute.jit
     def _combine(self, accumulators: cute.Tensor, span: Span, member: Member, share: Int32) -> Boolean:
         """Adds or leaves this part; whether it was added."""
-        begin = span.task * self.stream.k_tiles
+        begin = (span.task - self.stream.whole) * self.stream.k_tiles
         first = self.stream.worker_at(begin)
         parts = self.stream.worker_at(begin + self.stream.k_tiles - 1) - first + 1
         counters = self._counters(span.task, share)
@@ -119,7 +119,9 @@ class SharedTiles:
 
     def _counters(self, task: Int32, share: Int32) -> cute.Tensor:
         """The two counters of a share of this CTA's tile in a task."""
-        index = (task * self.plan.cluster_ctas + self.rank) * self.plan.warpgroups_per_tile + share
+        index = (
+            (task - self.stream.whole) * self.plan.cluster_ctas + self.rank
+        ) * self.plan.warpgroups_per_tile + share
         pointer = cute.make_ptr(Int32, self.counters, cute.AddressSpace.gmem, assumed_align=8)
         return cute.make_tensor(pointer + 2 * index, cute.make_layout(2))
 

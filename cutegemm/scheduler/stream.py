@@ -55,21 +55,27 @@ class Span:
 class Stream:
     """One launch's division of tasks of ``k_tiles`` stages each among workers.
 
-    shared          the first so many tasks are laid end to end: shared * k_tiles stages
+    whole           the first so many tasks are done whole, in rounds; the others are laid end to end. Whole
+                    ones come first because their workers go along K together and find each other's bands in
+                    L2; the pieces begin anywhere.
     each, longer    a worker's piece has ``each`` stages, the first ``longer`` workers' one more
     """
 
     tasks: Index
     workers: Index
     k_tiles: Index
-    shared: Index
+    whole: Index
     each: Index
     longer: Index
 
+    @property
+    def steps(self) -> Index:
+        """Stages of the tasks that are laid end to end."""
+        return (self.tasks - self.whole) * self.k_tiles
+
     def begin(self, worker: Index) -> Index:
         """The stage where a worker's piece begins; where the one before it ends."""
-        at = worker * self.each + minimum(worker, self.longer)
-        return minimum(at, self.shared * self.k_tiles)
+        return minimum(worker * self.each + minimum(worker, self.longer), self.steps)
 
     def worker_at(self, at: Index) -> Index:
         """Whose piece a stage lies in."""
@@ -79,22 +85,25 @@ class Stream:
         return select(at < long, among_longer, self.longer + among_others)
 
     def first(self, worker: Index) -> Span:
-        """Where a worker begins: with its piece, or with whole tiles if it has none."""
-        return self._from(self.begin(worker), worker, self.shared + worker)
+        """Where a worker begins."""
+        return self._whole_or_piece(worker, self.begin(worker), worker)
 
     def next(self, span: Span, worker: Index) -> Span:
         """What a worker does after ``span``."""
-        piece = span.task < self.shared
-        at = select(piece, span.task * self.k_tiles + span.k_first + span.k_count, self.shared * self.k_tiles)
-        return self._from(at, worker, select(piece, self.shared + worker, span.task + self.workers))
+        after = (span.task - self.whole) * self.k_tiles + span.k_first + span.k_count
+        at = select(span.task < self.whole, self.begin(worker), after)
+        return self._whole_or_piece(span.task + self.workers, at, worker)
 
-    def _from(self, at: Index, worker: Index, whole: Index) -> Span:
-        """The span at stage ``at`` of the worker's piece; its next whole task if the piece ends there."""
+    def _whole_or_piece(self, task: Index, at: Index, worker: Index) -> Span:
+        """A whole task if it is one of those, else what there is at stage ``at`` of the worker's piece."""
         end = self.begin(worker + 1)
-        task, k_first = divmod_(at, self.k_tiles)
-        more = at < end
+        shared, k_first = divmod_(at, self.k_tiles)
+        part = select(at < end, self.whole + shared, self.tasks)
+        whole = task < self.whole
         k_count = minimum(self.k_tiles - k_first, end - at)
-        return Span(select(more, task, whole), select(more, k_first, 0), select(more, k_count, self.k_tiles))
+        return Span(
+            select(whole, task, part), select(whole, 0, k_first), select(whole, self.k_tiles, k_count)
+        )
 
 
 def make_stream(tasks: Index, workers: Index, k_tiles: Index) -> Stream:
@@ -106,4 +115,4 @@ def make_stream(tasks: Index, workers: Index, k_tiles: Index) -> Stream:
     steps = shared * k_tiles
     sharers = minimum(workers, maximum(divmod_(steps, LEAST_STEPS)[0], 1))
     each, longer = divmod_(steps, sharers)
-    return Stream(tasks, workers, k_tiles, shared, each, longer)
+    return Stream(tasks, workers, k_tiles, tasks - shared, each, longer)
