@@ -119,9 +119,8 @@ class SharedTiles:
 
     def _counters(self, task: Int32, share: Int32) -> cute.Tensor:
         """The two counters of a share of this CTA's tile in a task."""
-        index = (
-            (task - self.stream.whole) * self.plan.cluster_ctas + self.rank
-        ) * self.plan.warpgroups_per_tile + share
+        tile = (task - self.stream.whole) * self.plan.cluster_ctas + self.rank
+        index = tile * self.plan.warpgroups_per_tile + share
         pointer = cute.make_ptr(Int32, self.counters, cute.AddressSpace.gmem, assumed_align=8)
         return cute.make_tensor(pointer + 2 * index, cute.make_layout(2))
 
