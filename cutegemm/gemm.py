@@ -114,6 +114,7 @@ class Gemm:
         check: bool = False,
         seed: int | None = None,
         resident: int | None = None,
+        exact_sums: bool = False,
         progress: "Callable[[Progress], None] | None" = None,
     ) -> "Emulation":
         """out = a @ b on CPU tensors, by running the PTX a GPU call would launch. Needs no GPU.
@@ -122,6 +123,7 @@ class Gemm:
         seed      None: warps in a fixed order, copies and MMAs as early as possible; a number: random order,
                   everything as late as allowed, waits that fail for no reason
         resident  clusters that run at once, as the GPU's size would decide; fewer means more tiles for each
+        exact_sums  add as the tensor cores of an H200 do, so that the result has the same bits; slower
         progress  is called a few times a second with a cutegemm.emulator.Progress
         Returns an Emulation with .out and .trace. Raises what a call raises for its operands, and
         EmulationError for faults of the kernel: DeadlockError, RaceError, OutOfBoundsError, ...
@@ -131,7 +133,7 @@ class Gemm:
         read_sizes(self.problem, a, b, device="cpu")
         if out is None:
             out = self._allocate(a, b)
-        circumstances = Circumstances(check, seed, resident, progress=progress)
+        circumstances = Circumstances(check, seed, resident, progress=progress, exact_sums=exact_sums)
         return emulate(self._kernels, self._gpu(), (a, b, out), circumstances)
 
     def _launch_key(self, a: torch.Tensor, b: torch.Tensor) -> Any:

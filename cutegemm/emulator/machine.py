@@ -179,6 +179,7 @@ class Machine:
 
     events   counts everything that may let somebody go on: arrivals, stores, completed copies
     watch    is told of the progress a few times a second
+    exact_sums   whether WGMMAs of 16-bit operands sum as the hardware does, bit by bit (see numerics.py)
     """
 
     def __init__(
@@ -202,6 +203,7 @@ class Machine:
         self.instructions = 0
         self.ended = 0
         self.watch: Callable[[Progress], None] | None = None
+        self.exact_sums = False
         self._last_told = 0.0
         self.barrier_labels: dict[int, str] = {}
         self.shared_end = program.static_shared_end + launch.shared_bytes

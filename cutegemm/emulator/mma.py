@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cutegemm.emulator import numerics
 from cutegemm.emulator.elements import BYTES, STEP_BYTES, widen
 from cutegemm.emulator.faults import RaceError
 from cutegemm.emulator.values import Lanes, lanes
@@ -13,6 +14,7 @@ from cutegemm.emulator.wgmma import (
     WARP_ROWS,
     Footprint,
     footprint,
+    from_fragment,
     gather,
     multiply,
     start_of,
@@ -194,11 +196,31 @@ def run(warp: Any, queue: MmaQueue, group: MmaGroup) -> None:
         series.setdefault(mma.slots, []).append(mma)
     for slots, mmas in series.items():
         block = queue.blocks[slots] if mmas[0].accumulate else None
+        kind = mmas[0].kind
+        if warp.cta.machine.exact_sums and kind.d == "f32" and BYTES[kind.a] == 2:
+            queue.blocks[slots] = _summed_as_by_hardware(warp, mmas, block)
+            continue
         # Rounding or saturating after each instruction is not the same as after the last.
-        steps = [mmas] if mmas[0].kind.d == "f32" else [[mma] for mma in mmas]
+        steps = [mmas] if kind.d == "f32" else [[mma] for mma in mmas]
         for step in steps:
             block = _added(step[0].kind, _products(warp, step), block)
         queue.blocks[slots] = block
+
+
+def _summed_as_by_hardware(warp: Any, mmas: list[Mma], before: Lanes | None) -> Lanes:
+    """Accumulators after some MMAs, one instruction after the other, bit by bit; as registers hold them."""
+    rows = (WARP_ROWS, mmas[0].kind.n)
+    tile = np.zeros(rows, np.float32) if before is None else from_fragment(before.view(np.float32))
+    mine = slice(warp.index % 4 * WARP_ROWS, (warp.index % 4 + 1) * WARP_ROWS)
+    for mma in mmas:
+        kind = mma.kind
+        place = kind.a_of([mma])
+        if place is None:
+            a = widen(np.asarray(mma.a).view(f"u{BYTES[kind.a]}"), kind.a)
+        else:
+            a = gather(warp.cta.shared, place, kind.a)[mine]
+        tile = numerics.added(kind.sign * a, gather(warp.cta.shared, kind.b_of([mma]), kind.b), tile)
+    return np.ascontiguousarray(to_fragments(tile)[0])
 
 
 def _added(kind: Kind, products: Lanes, before: Lanes | None) -> Lanes:

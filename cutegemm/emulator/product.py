@@ -47,6 +47,7 @@ class Circumstances:
     resident   clusters that run at once; None: as many as the GPU has SMs for
     ptx        device code to run in place of the compiled one's
     progress   is called a few times a second
+    exact_sums whether sums have the bits of an H200's
     """
 
     check: bool = False
@@ -54,6 +55,7 @@ class Circumstances:
     resident: int | None = None
     ptx: str | None = None
     progress: Callable[[Progress], None] | None = None
+    exact_sums: bool = False
 
 
 def emulate(
@@ -95,6 +97,7 @@ def emulate(
             ptx=ptx,
             barrier_labels=_ring_labels(plan.stages),
             progress=circumstances.progress,
+            exact_sums=circumstances.exact_sums,
             further={"counters": counters, "partials": partials} if needed else {},
         )
     except EmulationError as error:

@@ -86,6 +86,7 @@ def run(
     sms: int | None = None,
     progress: Callable[[Progress], None] | None = None,
     further: Mapping[str, torch.Tensor] | None = None,
+    exact_sums: bool = False,
 ) -> Emulation:
     """Runs a compiled kernel on CPU tensors, which are written in place.
 
@@ -100,6 +101,7 @@ def run(
     progress    is called a few times a second
     sms         SMs of the emulated GPU; None: as many as an H200 or a B200 has
     further     CPU tensors by name that the kernel reaches through addresses it is given
+    exact_sums  whether WGMMAs of 16-bit operands give the bits an H200 gives; several times slower
 
     Raises EmulationError and its subclasses for faults of the kernel.
     """
@@ -125,6 +127,7 @@ def run(
     machine = Machine(program, launch, memory, seed, check, sms)
     machine.barrier_labels = dict(barrier_labels or {})
     machine.watch = progress
+    machine.exact_sums = exact_sums
     with _older_objects_set_aside():
         machine.run()
     return Emulation(None, {}, machine.trace, launch, machine.instructions)

@@ -122,6 +122,12 @@ def to_fragments(tile: Lanes) -> Lanes:
     return tile.reshape(warps, 2, 8, n // 8, 4, 2).transpose(0, 3, 1, 5, 2, 4).reshape(warps, n // 2, 32)
 
 
+def from_fragment(fragment: Lanes) -> Lanes:
+    """One warp's (registers, lanes) as its (16, N) tile; undoes to_fragments."""
+    n = 2 * len(fragment)
+    return fragment.reshape(n // 8, 2, 2, 8, 4).transpose(1, 3, 0, 4, 2).reshape(WARP_ROWS, n)
+
+
 def from_registers(registers: Lanes) -> Lanes:
     """A warp's four registers of A, (4, lanes), as its 16 rows of STEP_BYTES bytes.
 
