@@ -233,6 +233,9 @@ def _add_emulation(command: argparse.ArgumentParser, config: argparse._ArgumentG
     group.add_argument(
         "--resident", metavar="N", type=int, help="clusters that run at once (default: all that fit the GPU)"
     )
+    group.add_argument(
+        "--exact-sums", action="store_true", help="add as an H200 does, bit by bit (several times slower)"
+    )
     group.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace, for Perfetto")
     group.add_argument(
         "--timeline", metavar="FILE", type=Path, help="draw what a CTA did when (.png, .svg or .pdf)"
@@ -336,6 +339,7 @@ def _emulate(arguments: argparse.Namespace) -> int:
             check=arguments.check,
             seed=arguments.seed,
             resident=arguments.resident,
+            exact_sums=arguments.exact_sums,
             trace=arguments.trace,
             picture=arguments.timeline,
             cta=arguments.cta,

@@ -50,6 +50,7 @@ class Wish:
     check       look for races and uninitialised reads of shared memory
     seed        of the inputs and of an adverse order of everything; None: a fixed order
     resident    clusters that run at once; None: as many as the GPU runs
+    exact_sums  whether sums have the bits of an H200's
     trace       file for the Chrome trace
     picture     file for the timeline of CTA number ``cta``
     """
@@ -59,6 +60,7 @@ class Wish:
     check: bool = False
     seed: int | None = None
     resident: int | None = None
+    exact_sums: bool = False
     trace: Path | None = None
     picture: Path | None = None
     cta: int = 0
@@ -211,8 +213,9 @@ def emulate(gemm: "Gemm", wish: Wish, notes: Console) -> Outcome:
     started = time.perf_counter()
     with _bar(notes) as progress:
         result = gemm.emulate(
-            a, b, out=out, check=wish.check, seed=wish.seed, resident=wish.resident, progress=progress
-        )
+            a, b, out=out, check=wish.check, seed=wish.seed, resident=wish.resident,
+            exact_sums=wish.exact_sums, progress=progress,
+        )  # fmt: skip
     seconds = time.perf_counter() - started
     with _progress(notes, "comparing"):
         verdict = Verdict.of(out, a, b)
