@@ -238,6 +238,9 @@ def _ptx_violations(ptx: str, kernel: Kernel) -> Iterator[str]:
         yield f"multicast {multicast_of_loads(ptx)}, the cluster shares {shared}"
     if ("barrier.cluster" in ptx) != (worked_out.cluster_ctas > 1):
         yield f"cluster barrier present: {'barrier.cluster' in ptx}, cluster of {worked_out.cluster_ctas}"
+    before_wait, _, _ = ptx.partition("\tgriddepcontrol.wait")
+    if ptx.count("griddepcontrol.wait") != 1 or re.search(r"\b(ld|st|atom)\.global|bulk", before_wait):
+        yield "not every thread waits for the kernel before, ahead of all it does to global memory"
     if ("ld.shared::cluster" in ptx) != (worked_out.splits > 1):
         yield f"reads of other CTAs' sums: {'ld.shared::cluster' in ptx}, K split {worked_out.splits} ways"
 

@@ -126,6 +126,21 @@ def test_a_call_does_not_synchronise() -> None:
     assert not busy.query(), "a call waited for the GPU"
 
 
+def test_inputs_written_by_the_kernel_just_before() -> None:
+    """The launch overlaps the tail of the kernel before it; every warp waits before it reads or writes."""
+    gemm = open_gemm(GemmConfig(64, 64, consumers=1))
+    a = torch.zeros(1024, 512, device="cuda", dtype=torch.bfloat16)
+    w = torch.ones(256, 512, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty(1024, 256, device="cuda", dtype=torch.bfloat16)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for i in range(5000):
+        a.fill_(i % 8)
+        gemm(a, w.t(), out=out)
+        wrong += (out != 512 * (i % 8)).sum()
+        w.fill_(1)
+    assert int(wrong) == 0
+
+
 # --- graphs ------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,8 @@
 """Every order with every assignment on a GPU: right products, the same bits, counters that need no reset."""
 
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
@@ -199,3 +202,74 @@ def test_a_stream_of_parts_that_cancel() -> None:
         ours = cutegemm.compile((m, n, k), BF16, out_dtype=F32, config=ALONE, scheduler=scheduler)(a, w.t())
         theirs = torch.mm(a, w.t()).double()
         assert (ours.double() - truth).norm() <= 2 * (theirs - truth).norm()
+
+
+@pytest.mark.parametrize("assignment", [StreamK(), StreamK(ordered=False), SplitK(8), Dynamic()], ids=str)
+def test_few_rows_and_many_columns(assignment: Any) -> None:
+    """Products of few rows, for which stream-K kernels have been seen to fail and to hang."""
+    clusters = not isinstance(assignment, SplitK)
+    for m, n, k in ((8, 8192, 8192), (16, 2560, 8192), (1, 4096, 14336)):
+        for config in (GemmConfig(128, 128, cluster_m=2) if clusters else GemmConfig(128, 128), ALONE):
+            gemm = cutegemm.compile(
+                (m, n, k), BF16, config=config, scheduler=TileScheduler(RowMajor(), assignment)
+            )
+            check(Case(m, n, k), gemm, "cuda", f"{assignment} {config}")
+
+
+@pytest.mark.parametrize("assignment", [StreamK(), SplitK(8)], ids=str)
+def test_one_tile_of_very_long_k_a_hundred_times(assignment: Any) -> None:
+    m, n, k = 128, 128, 65536
+    a, w = torch.randn(m, k, device="cuda", dtype=BF16), torch.randn(n, k, device="cuda", dtype=BF16)
+    gemm = cutegemm.compile(
+        (m, n, k),
+        BF16,
+        out_dtype=F32,
+        config=GemmConfig(128, 128),
+        scheduler=TileScheduler(RowMajor(), assignment),
+    )
+    first = gemm(a, w.t()).clone()
+    truth = a.double() @ w.t().double()
+    assert (first.double() - truth).norm() <= 2e-5 * truth.norm()
+    side, noise = torch.cuda.Stream(), torch.randn(1024, 1024, device="cuda", dtype=BF16)
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for run in range(100):
+        if run >= 50:
+            with torch.cuda.stream(side):
+                noise @ noise
+        different += (gemm(a, w.t()) != first).sum()
+    assert int(different) == 0
+
+
+NEIGHBOUR = """
+    import torch
+    a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    print("ready", flush=True)
+    while True:
+        for _ in range(20):
+            a @ a
+        torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.parametrize("assignment", SHARING, ids=str)
+def test_beside_another_process(assignment: Any) -> None:
+    """Workers that are stopped and started as a second process takes its turns on the GPU."""
+    neighbour = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(NEIGHBOUR)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert neighbour.stdout is not None
+        assert neighbour.stdout.readline().strip() == "ready"
+        scheduler = TileScheduler(GroupedM(8), assignment)
+        gemm = cutegemm.compile((None, None, None), BF16, config=GemmConfig(128, 128), scheduler=scheduler)
+        operands = [Operands.make(Case(2100, 2056, 8192), "cuda") for _ in range(3)]
+        for _ in range(20):
+            for o in operands:
+                gemm(o.a.tensor, o.b.tensor, out=o.out.tensor)
+        torch.cuda.synchronize()
+        for o in operands:
+            o.judge(assignment)
+        assert neighbour.poll() is None
+    finally:
+        neighbour.kill()
+        neighbour.wait()
