@@ -69,7 +69,7 @@ class Kernels:
     def choice(self, sizes: GemmProblem, gpu: Gpu, store: StorePath) -> Choice:
         """The kernel for a problem of these sizes on a GPU."""
         if self.config is not None:
-            scheduler = self.scheduler or _default_scheduler(self.config, 1, self.problem, gpu)
+            scheduler = self.scheduler or default_scheduler(self.config, 1, self.problem, gpu)
             given = Choice(self.config, scheduler, store)
             return replace(given, config=given.plan(self.problem).config)
         splits = heuristic.SPLITS if self.scheduler is None else (self.scheduler.splits,)
@@ -79,7 +79,7 @@ class Kernels:
             # Ranked as for whole tiles; the widest of those do not leave StreamK its registers.
             ranking = heuristic.ranked(likely, gpu, STREAM_CANDIDATES, store, splits)
         for best in ranking:
-            scheduler = self.scheduler or _default_scheduler(best.config, best.splits, likely, gpu)
+            scheduler = self.scheduler or default_scheduler(best.config, best.splits, likely, gpu)
             choice = Choice(best.config, scheduler, store)
             if choice.is_legal(self.problem):
                 return choice
@@ -138,8 +138,11 @@ def _builder() -> Callable[..., dict[str, bytes]]:
     return build
 
 
-def _default_scheduler(config: GemmConfig, splits: int, problem: GemmProblem, gpu: Gpu) -> TileScheduler:
-    """The scheduler nobody asked for: strips for the sizes at hand, 4096 where they are not known."""
+def default_scheduler(config: GemmConfig, splits: int, problem: GemmProblem, gpu: Gpu) -> TileScheduler:
+    """The scheduler of a configuration where nobody asked for one.
+
+    Strips of tiles for the sizes at hand, 4096 where they are not known; K split as the heuristic says.
+    """
     m, n = problem.m or NOMINAL_SIZE, problem.n or NOMINAL_SIZE
     if config.swap_ab:
         m, n = n, m

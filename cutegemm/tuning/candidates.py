@@ -1,14 +1,15 @@
 """Which kernels are worth measuring for a problem: the heuristic's choice first, then its runners-up."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cutegemm import heuristic
 from cutegemm.config import GemmConfig
 from cutegemm.hardware import Gpu
 from cutegemm.heuristic import Estimate
+from cutegemm.kernels import Choice, default_scheduler
 from cutegemm.operands import store_path
 from cutegemm.problem import GemmProblem
-from cutegemm.scheduler import GroupedN, TileScheduler
+from cutegemm.scheduler import GroupedM, GroupedN, TileScheduler
 
 DEFAULT_TOP = 16  # of the ranking; the splits and orders below come on top
 PER_SPLIT = 3  # best kernels of each number of CTAs that share a tile's K, if the model thinks them possible
@@ -51,19 +52,31 @@ def candidates(
     for ways in splits:
         more = heuristic.ranked(problem, gpu, PER_SPLIT, store, (ways,))
         estimates += [estimate for estimate in more if estimate.total <= limit and estimate not in estimates]
-    found = [_candidate(estimate, gpu, scheduler) for estimate in estimates]
+    found = [_candidate(estimate, problem, gpu, scheduler) for estimate in estimates]
+    found = [one for one in found if Choice(one.config, one.scheduler, store).is_legal(problem)]
     if scheduler is None:
         found += _reordered(found)
     return found
 
 
-def _candidate(estimate: Estimate, gpu: Gpu, scheduler: TileScheduler | None) -> Candidate:
-    scheduler = scheduler or TileScheduler.splitting(estimate.splits)
+def _candidate(
+    estimate: Estimate, problem: GemmProblem, gpu: Gpu, scheduler: TileScheduler | None
+) -> Candidate:
+    scheduler = scheduler or default_scheduler(estimate.config, estimate.splits, problem, gpu)
     return Candidate(estimate.config, scheduler, estimate.total / gpu.sm_clock_hz * 1e6)
 
 
 def _reordered(found: list[Candidate]) -> list[Candidate]:
     """The best kernels with the strips of tiles turned; the model knows no difference."""
     best = [candidate for candidate in found if candidate.scheduler.splits == 1][:OTHER_ORDERS]
-    turned = TileScheduler(order=GroupedN())
-    return [Candidate(candidate.config, turned, candidate.predicted_us) for candidate in best]
+    return [replace(candidate, scheduler=_turned(candidate.scheduler)) for candidate in best]
+
+
+def _turned(scheduler: TileScheduler) -> TileScheduler:
+    """Strips of rows for strips of columns, and the other way round."""
+    order = scheduler.order
+    if isinstance(order, GroupedN):
+        return replace(scheduler, order=GroupedM(order.group))
+    return replace(
+        scheduler, order=GroupedN(order.group if isinstance(order, GroupedM) else GroupedN().group)
+    )
