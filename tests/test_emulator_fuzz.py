@@ -20,6 +20,7 @@ from cutegemm.scheduler import Dynamic, Hilbert, Morton, RowMajor, SplitK, Strea
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 EXAMPLES = 240  # of all kernels together
 MOST_TILES = 3  # along each side
+STREAMED = 12  # times as many stages of K, of which a piece is worth sharing
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,14 @@ def gemm(name: str) -> Gemm:
 
 @st.composite
 def cases(draw: st.DrawFn, kind: Kind) -> Case:
-    """Sizes of up to three tiles each way, ragged or whole.
+    """Sizes of up to three tiles each way, ragged or whole; K many times as long where workers share it.
 
     A line of D ends on 16 bytes, or else is stored by a kernel of its own: there is a kind for those.
     """
     config = kind.config
     tile = {"m": config.tile_m, "n": config.tile_n, "k": config.tile_k}
+    if kind.scheduler is not None and kind.scheduler.streamed:
+        tile["k"] *= STREAMED
     if config.swap_ab:
         tile["m"], tile["n"] = tile["n"], tile["m"]
 

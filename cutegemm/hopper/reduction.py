@@ -18,6 +18,7 @@ from cutegemm.scheduler import TileScheduler
 from cutegemm.scheduler.stream import Span, Stream, StreamK
 
 SQUARE = 4  # accumulators that a thread holds side by side
+TICKET_WORDS = 4  # 16 bytes for each ticket: what one warpgroup writes is not near what another reads
 # Squares loaded at one time beside so many accumulator registers, that is, until they would spill.
 AT_ONCE = ((64, 16), (128, 8), (256, 2))
 
@@ -154,7 +155,7 @@ class SharedTiles:
                 accumulators[SQUARE * base + i] = accumulators[SQUARE * base + i] + values[i]
 
     def _ticket(self, member: Member) -> cute.Tensor:
-        return cute.make_tensor(self.tickets + member.consumer, cute.make_layout(1))
+        return cute.make_tensor(self.tickets + TICKET_WORDS * member.consumer, cute.make_layout(1))
 
     def _sync(self, member: Member) -> None:
         """The warpgroup's threads meet; what they wrote before is seen by all of them."""
@@ -172,7 +173,7 @@ def make_reduction(
     assignment = scheduler.assignment
     if not (isinstance(feed, StreamFeed) and isinstance(assignment, StreamK)):
         return WholeTiles()
-    tickets = smem.allocate_array(Int32, plan.config.consumers)
+    tickets = smem.allocate_array(Int32, TICKET_WORDS * plan.config.consumers, byte_alignment=16)
     rank = place.cta_m + place.cta_n * plan.config.cluster_m
     return SharedTiles(
         feed.stream,
