@@ -167,6 +167,18 @@ class Echo:
 
 
 @dataclass(frozen=True)
+class Numbered:
+    """A measurement's outline: a result, and one more answer after it."""
+
+    variants: Any
+    number: int
+
+    def run(self, send: Callable[[Event], None]) -> None:
+        send({"event": "result", "result": self.number})
+        send({"event": "afterwards"})
+
+
+@dataclass(frozen=True)
 class Refuse:
     """Raises."""
 

@@ -82,6 +82,8 @@ class Recorder(HopperGemm):
         if (warp == 0) | (warp >= WARPS_OF_WARPGROUP):
             position = feed.first()
             while position.task < grid.tasks():
+                if warp == 0:
+                    feed.begin()
                 if (warp == 0) & (cute.arch.lane_idx() == 0):
                     self._write(lines, used, feed.span(position), grid, place)
                 position = feed.next(position)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_fakes import QUICK, Die, Echo, FakeGemm, LocalWorker, Lose, Refuse, Sleep
+from bench_fakes import QUICK, Die, Echo, FakeGemm, LocalWorker, Lose, Numbered, Refuse, Sleep
 from rich.console import Console
 
 from cutegemm.bench import peers, sweep, sweep_many, sweep_table
-from cutegemm.bench.sweeps import SweepProgress, build_all, named
+from cutegemm.bench.sweeps import MeasuringWorker, SweepProgress, build_all, measure_group, named
 from cutegemm.bench.worker import Build, Worker, WorkerError
 from cutegemm.bench.workload import Case, as_cases
 from cutegemm.cache import default_cache
@@ -155,6 +155,18 @@ def test_failing_and_wrong_configurations_have_a_sentence(gemms: dict[Any, FakeG
     assert "relative error 1.0" in rows["c4"]["failure"]
     assert all(rows[name]["failure"] is None for name in ("c1", "c3", "c5"))
     assert set(rows["c2"]) == set(rows["c1"])
+
+
+def test_a_process_that_measures_twice_gives_each_job_its_own_answer() -> None:
+    worker = MeasuringWorker(spawn)
+    try:
+        for number in range(3):
+            job: Any = Numbered({"c1": None}, number)
+            measured = measure_group(job, worker)["c1"]
+            assert measured.failure is None
+            assert measured.result == number  # type: ignore[comparison-overlap]
+    finally:
+        worker.stop()
 
 
 def test_configurations_that_lose_the_gpu_are_left_out_and_the_rest_measured(

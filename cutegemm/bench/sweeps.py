@@ -148,9 +148,14 @@ def measure_group(job: Measure, worker: MeasuringWorker) -> dict[str, Measured]:
         if not variants:
             return lost
         try:
-            for event in worker.ask(replace(job, variants=variants)):
-                if event["event"] == "result":
-                    return lost | dict.fromkeys(variants, Measured(event["result"]))
+            # To the end of the job: what is left unread would be taken for the next job's answers.
+            results = [
+                event["result"]
+                for event in worker.ask(replace(job, variants=variants))
+                if event["event"] == "result"
+            ]
+            if results:
+                return lost | dict.fromkeys(variants, Measured(results[0]))
             raise WorkerError("the worker process ended its job without a result")
         except WorkerError as error:
             culprit = error.implementation or worker.last

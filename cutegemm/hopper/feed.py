@@ -17,11 +17,11 @@ from cutegemm.scheduler import TileScheduler
 from cutegemm.scheduler.stream import Span, Stream, make_stream
 
 CLUSTER = cutlass._mlir.dialects.nvvm.MemScopeKind.CLUSTER
-# Tasks fetched ahead. A slot is free once all have read it: while a team stores its tile, the other has the
-# next in the tensor cores, the producer loads the one after that, and another is on its way.
+# A slot is free once all have read it: while a team stores its tile, the other has the next in the tensor
+# cores, the producer loads the one after that, and another is on its way.
 SLOTS = 4
 SLOT_WORDS = 4  # each slot has 16 bytes to itself: what is written at one time is not near what is read
-QUEUE_BARRIERS = 2 * SLOTS
+QUEUE_BARRIERS = 2 * SLOTS + 1
 
 
 @dataclass
@@ -70,6 +70,9 @@ class Feed(Protocol):
     def span(self, position: Any) -> Span:
         """The stages of the position's task that are this CTA's."""
 
+    def begin(self) -> None:
+        """The producer warp says that it begins with a position."""
+
     def fetch(self) -> None:
         """The fetching warp's part, until the work runs out."""
 
@@ -102,6 +105,9 @@ class CountedFeed:
         """See Feed.span."""
         return Span(position.task, self.k_first, self.k_count)
 
+    def begin(self) -> None:
+        """See Feed.begin: nobody wants to know."""
+
     def fetch(self) -> None:
         """See Feed.fetch: there is nothing to fetch."""
 
@@ -128,6 +134,9 @@ class StreamFeed:
         """See Feed.span."""
         return Span(position.task, position.k_first, position.k_count)
 
+    def begin(self) -> None:
+        """See Feed.begin."""
+
     def fetch(self) -> None:
         """See Feed.fetch."""
 
@@ -145,7 +154,10 @@ class QueueFeed:
 
         task_arrived[s]   completes when the fetching warp has written slot s
         task_taken[s]     in the first CTA: completes when every reading warp of every CTA has read it
+        task_begun        in the first CTA: completes each time its producer begins with a task
 
+    A task is fetched when the producer begins with the one before it: early enough to be there in time, and
+    no earlier, since a worker that holds several when the tasks run out ends later than the others.
     The sequence ends with one task beyond the last, which every reader takes as well.
 
     counter   address of two int32 in global memory, both 0 before and after a launch: tasks handed out,
@@ -155,6 +167,7 @@ class QueueFeed:
     slots: cute.Pointer
     task_arrived: cute.Pointer
     task_taken: cute.Pointer
+    task_begun: cute.Pointer
     counter: Int64
     worker: Int32
     workers: Int32
@@ -168,6 +181,7 @@ class QueueFeed:
         for slot in range(SLOTS):
             cute.arch.mbarrier_init(self.task_arrived + slot, 1)
             cute.arch.mbarrier_init(self.task_taken + slot, self.readers * self.ctas)
+        cute.arch.mbarrier_init(self.task_begun, 1)
 
     def first(self) -> QueuePosition:
         """See Feed.first."""
@@ -197,12 +211,24 @@ class QueueFeed:
         return Span(position.task, Int32(0), self.k_tiles)
 
     @cute.jit
+    def begin(self) -> None:
+        """See Feed.begin."""
+        first = cutlass.Boolean(True)
+        if cutlass.const_expr(self.ctas > 1):
+            first = cute.arch.block_idx_in_cluster() == 0
+        if (cute.arch.lane_idx() == 0) & first:
+            cute.arch.mbarrier_arrive(self.task_begun)
+
+    @cute.jit
     def fetch(self) -> None:
-        """See Feed.fetch: keeps the rings full until the tasks run out, then leaves the counter at 0."""
+        """See Feed.fetch: one task ahead of the producer; leaves the counter at 0."""
         lane = cute.arch.lane_idx()
         handed_out = cute.make_ptr(Int32, self.counter, cute.AddressSpace.gmem, assumed_align=8)
         position = QueuePosition(Int32(0), Int32(0), Int32(0))
+        begun = Int32(0)
         while position.task < self.tasks:
+            cute.arch.mbarrier_wait(self.task_begun, begun)
+            begun = begun ^ 1
             cute.arch.mbarrier_wait(self.task_taken + position.slot, position.parity ^ 1)
             fetched = Int32(0)
             if lane == 0:
@@ -274,6 +300,7 @@ def make_feed(scheduler: TileScheduler, plan: HopperPlan, smem: Any, grid: Any, 
         slots,
         barriers,
         barriers + SLOTS,
+        barriers + 2 * SLOTS,
         grid.counters,
         place.worker,
         grid.workers,

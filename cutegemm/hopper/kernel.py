@@ -267,6 +267,7 @@ class HopperGemm:
         while position.task < tasks:
             tile = self._tile(position.task, grid, place)
             span = feed.span(position)
+            feed.begin()
             for step in cutlass.range(span.k_count, unroll=1):
                 ring.wait_consumed(cursor)
                 loader.load(ring.inputs_arrived + cursor.stage, cursor.stage, span.k_first + step, tile)

@@ -76,7 +76,8 @@ class Dynamic(Strided):
     """As many workers as fit; each takes the next task when it is ready for one, from a common counter.
 
     For tiles of unequal cost, or SMs shared with other kernels. Worker w begins with task w; a warp of its
-    own fetches the others ahead of time. The last worker to end resets the counter: no extra launch.
+    own fetches the others, each when the loads of the one before begin. The last worker to end resets the
+    counter: no extra launch.
     ``first`` and ``next`` describe workers of equal speed.
     """
 
