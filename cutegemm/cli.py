@@ -236,11 +236,27 @@ def _add_emulation(command: argparse.ArgumentParser, config: argparse._ArgumentG
     group.add_argument(
         "--exact-sums", action="store_true", help="add as an H200 does, bit by bit (several times slower)"
     )
+    group.add_argument(
+        "--processes",
+        metavar="N",
+        type=_processes,
+        default=1,
+        help="divide clusters that do not depend on each other among N processes; 0 or auto: one for each "
+        "CPU (default 1)",
+    )
     group.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace, for Perfetto")
     group.add_argument(
         "--timeline", metavar="FILE", type=Path, help="draw what a CTA did when (.png, .svg or .pdf)"
     )
     group.add_argument("--cta", metavar="N", type=int, default=0, help="the CTA to draw (default 0)")
+
+
+def _processes(text: str) -> int:
+    """A number, or auto, which is 0."""
+    try:
+        return 0 if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto") from None
 
 
 def _request(arguments: argparse.Namespace) -> "Request":
@@ -340,6 +356,7 @@ def _emulate(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             resident=arguments.resident,
             exact_sums=arguments.exact_sums,
+            processes=arguments.processes,
             trace=arguments.trace,
             picture=arguments.timeline,
             cta=arguments.cta,

@@ -51,6 +51,7 @@ class Wish:
     seed        of the inputs and of an adverse order of everything; None: a fixed order
     resident    clusters that run at once; None: as many as the GPU runs
     exact_sums  whether sums have the bits of an H200's
+    processes   among which independent clusters are divided; 0: as many as there are CPUs
     trace       file for the Chrome trace
     picture     file for the timeline of CTA number ``cta``
     """
@@ -61,6 +62,7 @@ class Wish:
     seed: int | None = None
     resident: int | None = None
     exact_sums: bool = False
+    processes: int = 1
     trace: Path | None = None
     picture: Path | None = None
     cta: int = 0
@@ -72,6 +74,8 @@ class Wish:
             raise ProblemError("a size is ?; an emulated product needs numbers for M, N, K and --batch")
         if self.resident is not None and self.resident < 1:
             raise ProblemError(f"--resident {self.resident}: at least 1 cluster must run")
+        if self.processes < 0:
+            raise ProblemError(f"--processes {self.processes}: give a number from 1 on, or auto")
         self._check_files()
         # Nothing will run on the GPU here: its architecture does not matter.
         return replace(request, target=request.target or DEFAULT_TARGET).compile(self.scheduler)
@@ -158,12 +162,13 @@ class Outcome:
         table.add_column(style="bold")
         table.add_column()
         gemm, result = self.gemm, self.emulation
+        by = f" by {result.processes} processes" if result.processes > 1 else ""
         rows = [
             ("problem", str(gemm.problem)),
             ("configuration", str(gemm.config)),
             ("tiles", str(gemm.scheduler)),
             ("launched", self.launched),
-            ("emulated", f"{result.instructions:,} warp instructions in {self.seconds:.1f} s"),
+            ("emulated", f"{result.instructions:,} warp instructions in {self.seconds:.1f} s{by}"),
             ("modelled", f"{result.trace.cycles:,} cycles by a simple cost model; measure on a GPU"),
             ("result", str(self.verdict)),
         ]
@@ -208,14 +213,22 @@ def emulate(gemm: "Gemm", wish: Wish, notes: Console) -> Outcome:
     with _progress(notes, "compiling"):
         gemm.build()
     estimate = seconds_expected(gemm, wish.check, wish.seed is not None)
-    notes.print(f"emulating takes {_about(estimate)}; Ctrl-C ends it", highlight=False)
+    alone = "" if wish.processes == 1 else " in one process"
+    notes.print(f"emulating takes {_about(estimate)}{alone}; Ctrl-C ends it", highlight=False)
     a, b, out = operands(gemm.problem, wish.seed or 0)
     started = time.perf_counter()
     with _bar(notes) as progress:
         result = gemm.emulate(
-            a, b, out=out, check=wish.check, seed=wish.seed, resident=wish.resident,
-            exact_sums=wish.exact_sums, progress=progress,
-        )  # fmt: skip
+            a,
+            b,
+            out=out,
+            check=wish.check,
+            seed=wish.seed,
+            resident=wish.resident,
+            exact_sums=wish.exact_sums,
+            processes=wish.processes,
+            progress=progress,
+        )
     seconds = time.perf_counter() - started
     with _progress(notes, "comparing"):
         verdict = Verdict.of(out, a, b)

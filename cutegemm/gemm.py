@@ -115,6 +115,7 @@ class Gemm:
         seed: int | None = None,
         resident: int | None = None,
         exact_sums: bool = False,
+        processes: int | None = 1,
         progress: "Callable[[Progress], None] | None" = None,
     ) -> "Emulation":
         """out = a @ b on CPU tensors, by running the PTX a GPU call would launch. Needs no GPU.
@@ -124,6 +125,8 @@ class Gemm:
                   everything as late as allowed, waits that fail for no reason
         resident  clusters that run at once, as the GPU's size would decide; fewer means more tiles for each
         exact_sums  add as the tensor cores of an H200 do, so that the result has the same bits; slower
+        processes   among which clusters are divided if they do not depend on each other; None or 0: as many
+                  as there are CPUs. Never among several if there are work counters or sums in global memory
         progress  is called a few times a second with a cutegemm.emulator.Progress
         Returns an Emulation with .out and .trace. Raises what a call raises for its operands, and
         EmulationError for faults of the kernel: DeadlockError, RaceError, OutOfBoundsError, ...
@@ -133,7 +136,9 @@ class Gemm:
         read_sizes(self.problem, a, b, device="cpu")
         if out is None:
             out = self._allocate(a, b)
-        circumstances = Circumstances(check, seed, resident, progress=progress, exact_sums=exact_sums)
+        circumstances = Circumstances(
+            check, seed, resident, progress=progress, exact_sums=exact_sums, processes=processes
+        )
         return emulate(self._kernels, self._gpu(), (a, b, out), circumstances)
 
     def _launch_key(self, a: torch.Tensor, b: torch.Tensor) -> Any:

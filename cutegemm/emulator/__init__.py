@@ -7,6 +7,7 @@
     tma.py, wgmma.py, mma.py, tcgen05.py   what the engines do
     engines.py, tensor_core.py   when it is done and whom it tells
     processors.py, tmem.py   SMs, and their tensor memory
+    independence.py, processes.py   clusters that run in processes of their own
     races.py, races_tensor.py, global_races.py, knowledge.py   accesses that nothing orders
     trace.py     what ran when; faults.py: what a kernel can be guilty of
 

@@ -1,7 +1,7 @@
 """Tensors as the compiler's runtime wraps them (``from_dlpack``): they know what is dynamic in them."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,19 @@ from cutegemm.emulator.memory import Region
 
 @dataclass(frozen=True)
 class Addresses:
-    """An argument that holds addresses, as that of a grouped product, and the tensors they lead to."""
+    """An argument that holds addresses, as that of a grouped product, and the tensors they lead to.
+
+    targets   CPU tensors, or such tensors by the names they have in reports
+    """
 
     argument: Any
-    targets: Sequence[torch.Tensor]
+    targets: Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+
+    def named(self, number: int) -> dict[str, torch.Tensor]:
+        """The targets by name, this being the argument of a number."""
+        if isinstance(self.targets, Mapping):
+            return dict(self.targets)
+        return {f"tensor {i} behind argument {number}": target for i, target in enumerate(self.targets)}
 
 
 def is_runtime_tensor(argument: Any) -> bool:

@@ -11,7 +11,6 @@ import re
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from cutegemm.emulator.faults import UnknownInstructionError
 from cutegemm.emulator.flow import Reach, first_uses, live_registers, roles
 from cutegemm.emulator.formulas import formula
 from cutegemm.emulator.fusion import Fused, Simple, fuse, pair_conversion
+from cutegemm.emulator.lazy import lazy
 from cutegemm.emulator.ptx import Module, Scope, Statement
 from cutegemm.emulator.values import ALL_BITS, LANES, bits_of, mask_of, merge
 
@@ -80,12 +80,12 @@ class Program:
     static_shared_end: int = 0
     roles: list[str] = field(default_factory=list)
 
-    @cached_property
+    @lazy
     def uses_tensor_memory(self) -> bool:
         """Whether there is any tcgen05 instruction."""
         return any(s.opcode.startswith("tcgen05.") for s in self.module.statements)
 
-    @cached_property
+    @lazy
     def fences_tensor_memory(self) -> bool:
         """Whether the code has tcgen05.fence anywhere, and so needs it wherever threads hand over."""
         return any(s.opcode.startswith("tcgen05.fence") for s in self.module.statements)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from cutegemm.emulator import mma as mmas
+from cutegemm.emulator.global_races import RegionShadow
 from cutegemm.emulator.mbarrier import Mbarrier, Rendezvous
 from cutegemm.emulator.tma import TensorMap, put_box, read_box, take_box, write_box
 from cutegemm.emulator.trace import Trace
@@ -159,6 +160,10 @@ class Engines:
 
     def acquire_global(self, warp: Any, addresses: Lanes) -> None:
         """Lanes have read such words."""
+
+    def global_shadows(self) -> dict[tuple[int, int], RegionShadow]:
+        """Who accessed which element of a region, by its first and last address; nothing without checks."""
+        return {}
 
     # --- TMA -------------------------------------------------------------------------------------------
 

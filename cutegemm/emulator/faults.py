@@ -1,7 +1,8 @@
 """What an emulated kernel can be guilty of, each as an exception that says where and why."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from cutegemm.errors import CutegemmError
 
@@ -30,8 +31,59 @@ class HostCodeError(EmulationError):
     """Host code the emulator cannot follow, or arguments that do not fit it."""
 
 
+MAX_WARPS_LISTED = 48  # of a deadlock
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """Warps that cannot go on.
+
+    blocked   those that wait for a barrier or the like
+    others    those that do not
+    polling   whether these read memory in a loop
+    lines     a line for each warp, or for the first MAX_WARPS_LISTED of them
+    """
+
+    blocked: int
+    others: int
+    polling: bool
+    lines: tuple[str, ...]
+
+    @classmethod
+    def together(cls, parts: "Sequence[Stuck]") -> "Stuck":
+        """Those of several parts of a grid."""
+        return cls(
+            sum(part.blocked for part in parts),
+            sum(part.others for part in parts),
+            any(part.polling for part in parts),
+            tuple(line for part in parts for line in part.lines),
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.blocked} warp(s) wait for what nobody left can supply"
+            + (f", {self.others} poll memory that nobody writes" if self.polling else ""),
+            *self.lines[:MAX_WARPS_LISTED],
+        ]
+        if self.blocked + self.others > MAX_WARPS_LISTED:
+            lines.append(f"  and {self.blocked + self.others - MAX_WARPS_LISTED} more")
+        return "\n".join(lines)
+
+
 class DeadlockError(EmulationError):
-    """No warp can ever go on; lists every waiting warp and what it waits for."""
+    """No warp can ever go on; lists every waiting warp and what it waits for.
+
+    stuck   what the text was made of, if it was made here
+    """
+
+    stuck: Stuck | None = None
+
+    @classmethod
+    def of(cls, stuck: Stuck) -> "DeadlockError":
+        """The error about these warps."""
+        error = cls(str(stuck))
+        error.stuck = stuck
+        return error
 
 
 class RaceError(EmulationError):

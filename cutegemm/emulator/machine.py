@@ -11,7 +11,7 @@ import numpy as np
 
 from cutegemm.emulator.decode import Program
 from cutegemm.emulator.engines import Engines
-from cutegemm.emulator.faults import DeadlockError, EmulationError, OutOfBoundsError
+from cutegemm.emulator.faults import MAX_WARPS_LISTED, DeadlockError, EmulationError, OutOfBoundsError, Stuck
 from cutegemm.emulator.mbarrier import Mbarrier, Rendezvous
 from cutegemm.emulator.memory import RANK_SHIFT, SHARED_BASE, GlobalMemory, SharedMemory
 from cutegemm.emulator.processors import Sm, processors
@@ -46,6 +46,14 @@ class Progress(NamedTuple):
     ended: int
     ctas: int
     instructions: int
+
+
+class Turn(NamedTuple):
+    """A cluster ran for a while: its number, where the trace ended then, ranks that exited meanwhile."""
+
+    cluster: int
+    events: int
+    gone: tuple[int, ...]
 
 
 class Cta:
@@ -137,6 +145,7 @@ class Cluster:
 
     def __init__(self, machine: "Machine", coordinates: tuple[int, int, int], sms: list[Sm]) -> None:
         self.machine = machine
+        self.gone: list[int] = []  # ranks that have exited
         self.coordinates = coordinates
         self.checker: Any = None
         sizes = machine.launch.cluster
@@ -180,6 +189,8 @@ class Machine:
     events   counts everything that may let somebody go on: arrivals, stores, completed copies
     watch    is told of the progress a few times a second
     exact_sums   whether WGMMAs of 16-bit operands sum as the hardware does, bit by bit (see numerics.py)
+    share    numbers of the clusters that run here, x first; None for all of the grid
+    turns    the turns of its clusters, one after the other; kept for a share only
     """
 
     def __init__(
@@ -202,6 +213,8 @@ class Machine:
         self.events = 0
         self.instructions = 0
         self.ended = 0
+        self.share: range | None = None
+        self.turns: list[Turn] = []
         self.watch: Callable[[Progress], None] | None = None
         self.exact_sums = False
         self._last_told = 0.0
@@ -221,9 +234,12 @@ class Machine:
     # --- running ---------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Runs every CTA to its end. Raises EmulationError."""
+        """Runs every CTA of the grid, or of the machine's share, to its end. Raises EmulationError."""
         sizes = [g // c for g, c in zip(self.launch.grid, self.launch.cluster, strict=True)]
         waiting = self.waiting = [(x, y, z) for z, y, x in np.ndindex(sizes[2], sizes[1], sizes[0])]
+        numbers = {coordinates: number for number, coordinates in enumerate(waiting)}
+        if self.share is not None:
+            waiting[:] = [waiting[number] for number in self.share]
         waiting.reverse()
         ctas = int(np.prod(self.launch.cluster))
         resident: list[Cluster] = []
@@ -240,7 +256,11 @@ class Machine:
             before = self.events
             progress = False
             for cluster in resident:
+                gone = len(cluster.gone)
                 progress |= self._turn(cluster)
+                if self.share is not None:
+                    left = tuple(cluster.gone[gone:])
+                    self.turns.append(Turn(numbers[cluster.coordinates], len(self.trace.events), left))
             ended = [cluster for cluster in resident if not cluster.warps]
             resident = [cluster for cluster in resident if cluster.warps]
             if ended or self.events != before:
@@ -250,7 +270,7 @@ class Machine:
                 continue
             stale += 1
             if not progress or stale > STALE_ROUNDS:
-                raise DeadlockError(self._deadlock(resident, progress))
+                raise self._deadlock(resident, progress)
         while self.hooks.complete_one():
             continue
         self._last_told = 0.0
@@ -311,18 +331,14 @@ class Machine:
         if all(other.done for other in warp.cta.warps):
             self.processors.leave(warp.cta)
             self.ended += 1
+            warp.cta.cluster.gone.append(warp.cta.rank)
             warp.cta.operands.clear()
 
-    def _deadlock(self, clusters: list[Cluster], polling: bool) -> str:
+    def _deadlock(self, clusters: list[Cluster], polling: bool) -> DeadlockError:
         warps = [warp for cluster in clusters for warp in cluster.warps]
-        blocked = [warp for warp in warps if warp.wait is not None]
-        lines = [
-            f"{len(blocked)} warp(s) wait for what nobody left can supply"
-            + (f", {len(warps) - len(blocked)} poll memory that nobody writes" if polling else "")
-        ]
-        for warp in warps[:48]:
+        blocked = sum(warp.wait is not None for warp in warps)
+        lines = []
+        for warp in warps[:MAX_WARPS_LISTED]:
             what = f"waits for {warp.wait.describe()}" if warp.wait is not None else "polls"
             lines.append(f"  {warp.name} at {warp.where} {what}")
-        if len(warps) > 48:
-            lines.append(f"  and {len(warps) - 48} more")
-        return "\n".join(lines)
+        return DeadlockError.of(Stuck(blocked, len(warps) - blocked, polling, tuple(lines)))

@@ -4,7 +4,7 @@ Addresses: a tensor lies where torch put it; kernel parameters begin at decode.P
 rank << 24 | offset, with the CTA's rank in its cluster, in both shared windows.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ class Region:
     first, end   addresses of its elements' first byte and of one past the last
     base         address of ``data[0]``; data is the whole allocation, of which the region may be a part
     unit         bytes of an element
+    marks        the same bytes, all ones where something was written; None if nobody wants to know
     """
 
     name: str
@@ -35,6 +36,7 @@ class Region:
     end: int
     unit: int = 1
     views: dict[int, Lanes] = field(default_factory=dict)
+    marks: "Region | None" = None
 
     def view(self, width: int) -> Lanes:
         """The allocation as unsigned elements of ``width`` bytes (16: chunks), from its base on."""
@@ -64,6 +66,12 @@ class GlobalMemory:
     def add(self, region: Region) -> None:
         """Gives the kernel a region."""
         self.regions.append(region)
+
+    def mark_writes(self) -> None:
+        """From now on each region's marks say which of its bytes were written."""
+        for region in self.regions:
+            blank = np.zeros(len(region.data), dtype=np.uint8)  # costs nothing where it is not written
+            region.marks = replace(region, data=blank, views={}, marks=None)
 
     def find(self, low: int, high: int, whole_allocation: bool = False) -> Region | None:
         """The region that holds [low, high): its elements, or with ``whole_allocation`` all around them."""
@@ -97,6 +105,9 @@ class GlobalMemory:
         """Writes elements of ``width`` bytes; of equal addresses the last wins."""
         region, index = self._index(addresses, width, what)
         region.view(width)[index] = values
+        if region.marks is not None:
+            marks = region.marks.view(width)
+            marks[index] = np.full(width, 0xFF, dtype=np.uint8).view(marks.dtype)
         self.writes += 1
 
     def _index(self, addresses: Lanes, width: int, what: object) -> tuple[Region, Lanes]:

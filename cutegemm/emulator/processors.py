@@ -2,9 +2,9 @@
 
 import random
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
+from cutegemm.emulator.lazy import lazy
 from cutegemm.emulator.tmem import TensorMemory
 
 SM_COUNT = {"sm_90": 132, "sm_100": 148}
@@ -22,7 +22,7 @@ class Sm:
     number: int
     ctas: set[Any] = field(default_factory=set)
 
-    @cached_property
+    @lazy
     def memory(self) -> TensorMemory:
         """Its tensor memory."""
         return TensorMemory()

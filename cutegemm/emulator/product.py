@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from cutegemm.callrecord import CallRecord, Outcome
+from cutegemm.emulator.arguments import Addresses
 from cutegemm.emulator.faults import EmulationError
 from cutegemm.emulator.host import TensorArgument
 from cutegemm.emulator.lines import source_lines
@@ -48,6 +49,7 @@ class Circumstances:
     ptx        device code to run in place of the compiled one's
     progress   is called a few times a second
     exact_sums whether sums have the bits of an H200's
+    processes  among which independent clusters are divided; None or 0: as many as there are CPUs
     """
 
     check: bool = False
@@ -56,6 +58,7 @@ class Circumstances:
     ptx: str | None = None
     progress: Callable[[Progress], None] | None = None
     exact_sums: bool = False
+    processes: int | None = 1
 
 
 def emulate(
@@ -89,7 +92,7 @@ def emulate(
             TensorArgument(a, _UNIT_MODE["a"][problem.a_major]),
             TensorArgument(b, _UNIT_MODE["b"][problem.b_major]),
             TensorArgument(out, _UNIT_MODE["out"][problem.out_major]),
-            record,
+            Addresses(record, {"counters": counters, "partials": partials} if needed else {}),
             outcome,
             None,
             seed=circumstances.seed,
@@ -98,7 +101,7 @@ def emulate(
             barrier_labels=_ring_labels(plan.stages),
             progress=circumstances.progress,
             exact_sums=circumstances.exact_sums,
-            further={"counters": counters, "partials": partials} if needed else {},
+            processes=circumstances.processes,
         )
     except EmulationError as error:
         raise _with_source_lines(error, kernels, choice, ptx) from None

@@ -12,7 +12,7 @@ import numpy as np
 from cutegemm.emulator import mma as mmas
 from cutegemm.emulator.engines import Engines
 from cutegemm.emulator.faults import RaceError, UninitializedReadError
-from cutegemm.emulator.global_races import GlobalChecker
+from cutegemm.emulator.global_races import GlobalChecker, RegionShadow
 from cutegemm.emulator.knowledge import MMAS_OF, NOBODY, STORED_BY, STORES_OF, Agents, Knowledge
 from cutegemm.emulator.mbarrier import Mbarrier, Rendezvous
 from cutegemm.emulator.memory import SHARED_BASE
@@ -157,6 +157,10 @@ class CheckedEngines(Engines):
     def __init__(self, machine: Any, trace: Any, seed: int | None) -> None:
         super().__init__(machine, trace, seed)
         self.global_memory = GlobalChecker(machine.memory)
+
+    def global_shadows(self) -> dict[tuple[int, int], RegionShadow]:
+        """Who accessed which element of a region, by its first and last address."""
+        return self.global_memory.shadows
 
     checker_of = ClusterChecker
 

@@ -1,6 +1,7 @@
 """One emulated launch, from compiled code and CPU tensors to the result."""
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,8 +30,10 @@ from cutegemm.emulator.arguments import Addresses, is_runtime_tensor, runtime_re
 from cutegemm.emulator.decode import Decoder, Program
 from cutegemm.emulator.faults import HostCodeError
 from cutegemm.emulator.host import TensorArgument, launch_of
+from cutegemm.emulator.independence import processes_for
 from cutegemm.emulator.machine import LaunchRecord, Machine, Progress
 from cutegemm.emulator.memory import SHARED_BASE, GlobalMemory, tensor_region
+from cutegemm.emulator.processes import divide, run_divided
 from cutegemm.emulator.ptx import parse
 from cutegemm.emulator.trace import Trace
 
@@ -61,6 +64,7 @@ class Emulation:
     trace          what ran when
     launch         grid, block, cluster and parameters; None if the host code launched nothing
     instructions   warp instructions executed
+    processes      among which the clusters were divided; 1 if they depend on each other
     """
 
     out: torch.Tensor | None
@@ -68,6 +72,7 @@ class Emulation:
     trace: Trace
     launch: LaunchRecord | None
     instructions: int = 0
+    processes: int = 1
 
 
 @lru_cache(maxsize=16)
@@ -84,8 +89,8 @@ def run(
     ptx: str | None = None,
     barrier_labels: Mapping[int, str] | None = None,
     sms: int | None = None,
+    processes: int | None = 1,
     progress: Callable[[Progress], None] | None = None,
-    further: Mapping[str, torch.Tensor] | None = None,
     exact_sums: bool = False,
 ) -> Emulation:
     """Runs a compiled kernel on CPU tensors, which are written in place.
@@ -99,8 +104,9 @@ def run(
     ptx         device code to run instead of the compiled one's
     barrier_labels   what to call the mbarriers in reports, by their offset in shared memory
     progress    is called a few times a second
+    processes   among which clusters that do not depend on each other are divided; None or 0: as many as there
+                are CPUs. With a seed the order differs with their number
     sms         SMs of the emulated GPU; None: as many as an H200 or a B200 has
-    further     CPU tensors by name that the kernel reaches through addresses it is given
     exact_sums  whether WGMMAs of 16-bit operands give the bits an H200 gives; several times slower
 
     Raises EmulationError and its subclasses for faults of the kernel.
@@ -119,16 +125,28 @@ def run(
             memory.add(tensor_region(f"argument {number}", tensor))
         elif is_runtime_tensor(tensor):
             memory.add(runtime_region(f"argument {number}", tensor))
-    for name, tensor in (further or {}).items():
-        memory.add(tensor_region(name, tensor))
     launch = launch_of(_host_of(compiled), program.module, arguments)
     if launch is None:
         return Emulation(None, {}, Trace(), None)
-    machine = Machine(program, launch, memory, seed, check, sms)
-    machine.barrier_labels = dict(barrier_labels or {})
-    machine.watch = progress
-    machine.exact_sums = exact_sums
+
+    def build(number: int = 0) -> Machine:
+        """The machine, or that of one of several processes, each with chances of its own."""
+        own = seed if seed is None else seed + (number << 32)
+        machine = Machine(program, launch, memory, own, check, sms)
+        machine.barrier_labels = dict(barrier_labels or {})
+        machine.exact_sums = exact_sums
+        return machine
+
+    machine = build()
+    count = processes_for(processes, program, launch, machine.processors)
     with _older_objects_set_aside():
+        if count > 1:
+            parts = divide(math.prod(launch.grid) // math.prod(launch.cluster), count)
+            divided = run_divided(build, parts, progress)
+            if divided is not None:
+                return Emulation(None, {}, divided[0], launch, divided[1], count)
+            # A race between two processes: one that sees both accesses can say what they are.
+        machine.watch = progress
         machine.run()
     return Emulation(None, {}, machine.trace, launch, machine.instructions)
 
@@ -139,8 +157,8 @@ def _unfolded(arguments: tuple[Any, ...], memory: GlobalMemory) -> Iterator[Any]
         if not isinstance(argument, Addresses):
             yield argument
             continue
-        for i, target in enumerate(argument.targets):
-            memory.add(tensor_region(f"tensor {i} behind argument {number}", target))
+        for name, target in argument.named(number).items():
+            memory.add(tensor_region(name, target))
         yield argument.argument
 
 

@@ -19,13 +19,14 @@ K covers 32 bytes of each operand. Element (row, n) of D is in tensor memory, fr
 """
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from cutegemm.emulator.elements import STEP_BYTES, widen
 from cutegemm.emulator.faults import MisuseError, OutOfBoundsError
+from cutegemm.emulator.lazy import lazy
 from cutegemm.emulator.memory import PAGE
 from cutegemm.emulator.tmem import ROWS
 from cutegemm.emulator.values import Lanes
@@ -133,7 +134,7 @@ class Operand:
         """Shared offset of the first byte."""
         return (self.descriptor & 0x3FFF) << 4
 
-    @cached_property
+    @lazy
     def layout(self) -> tuple[int, int, int, int, int, bool]:
         """What decides where its units lie, besides the start. Raises MisuseError."""
         d = self.descriptor
@@ -243,13 +244,13 @@ class Mma:
         """The lane of D's address."""
         return self.d >> 16
 
-    @cached_property
+    @lazy
     def a_operand(self) -> Operand | None:
         """A in shared memory, the part of one CTA; None if it is in tensor memory."""
         i = self.instruction
         return None if self.a is None else Operand(self.a, i.rows, i.element, i.a_along_m)
 
-    @cached_property
+    @lazy
     def b_operand(self) -> Operand:
         """B in shared memory, the part of one CTA."""
         i = self.instruction

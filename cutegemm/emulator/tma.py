@@ -12,11 +12,12 @@ A tensor map is 16 64-bit words, of which the host fills eight:
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
 from cutegemm.emulator.faults import EmulationError, OutOfBoundsError
+from cutegemm.emulator.lazy import lazy
 from cutegemm.emulator.memory import CHUNK, GlobalMemory, Region, SharedMemory
 from cutegemm.emulator.values import Lanes
 
@@ -40,12 +41,12 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int
 
-    @cached_property
+    @lazy
     def row_bytes(self) -> int:
         """Bytes of a box along dimension 0."""
         return self.box[0] * self.element
 
-    @cached_property
+    @lazy
     def box_bytes(self) -> int:
         """Bytes of a whole box: what a load announces, whatever lies outside of the tensor."""
         return math.prod(self.box) * self.element
@@ -205,4 +206,6 @@ def write_box(
             f"{what} writes global memory at 0x{window.low:x}..0x{window.high - 1:x}, outside of any tensor"
         )
     window.inside_of(region)[:] = box[window.inside]
+    if region.marks is not None:
+        window.inside_of(region.marks)[:] = 0xFF
     memory.writes += 1
