@@ -99,7 +99,7 @@ def cubin_kernels(cubin: bytes) -> list[CubinKernel]:
             threads = own.get(_ATTRIBUTE_REQUIRED_THREADS)
             fixed = math.prod(struct.unpack("<III", threads)) if threads else None
             kernels.append(CubinKernel(name, registers, max(stacks), fixed))
-    except (struct.error, KeyError, IndexError, ValueError) as error:
+    except (struct.error, KeyError, IndexError, ValueError, OverflowError) as error:
         raise BuildError(f"the cubin cannot be read: {type(error).__name__} {error}") from error
     return kernels
 

@@ -255,6 +255,13 @@ def test_a_broken_cubin_is_a_build_error_and_nothing_else(fill, data):
     assert all(isinstance(kernel.registers, int) for kernel in kernels)
 
 
+def test_a_cubin_whose_sections_lie_beyond_every_file(fill):
+    content = bytearray(fill.cubin)
+    content[0x28:0x30] = b"\xff" * 8
+    with pytest.raises(BuildError, match="the cubin cannot be read"):
+        cubin.cubin_kernels(bytes(content))
+
+
 @pytest.fixture
 def _needs_nvdisasm():
     try:
