@@ -1,6 +1,5 @@
 """Compiling to files, what an artifact reads from them, the compiler under threads, forks and mistakes."""
 
-import contextlib
 import os
 import re
 import shutil
@@ -13,8 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from cutegemm import artifact, cache, cubin, fingerprint, loader
 from cutegemm.artifact import Artifact, compile_to_files, instruction_histogram, launched_smem_bytes
@@ -240,26 +237,6 @@ def test_compiler_missing_or_of_another_version(monkeypatch, version, message):
 
 
 # --- reading cubins and SASS -------------------------------------------------------------------------------
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_a_broken_cubin_is_a_build_error_and_nothing_else(fill, data):
-    content = bytearray(fill.cubin)
-    for _ in range(data.draw(st.integers(1, 4))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    broken = bytes(content[: data.draw(st.integers(0, len(content)))])
-    kernels = []
-    with contextlib.suppress(BuildError):
-        kernels = cubin.cubin_kernels(broken)
-    assert all(isinstance(kernel.registers, int) for kernel in kernels)
-
-
-def test_a_cubin_whose_sections_lie_beyond_every_file(fill):
-    content = bytearray(fill.cubin)
-    content[0x28:0x30] = b"\xff" * 8
-    with pytest.raises(BuildError, match="the cubin cannot be read"):
-        cubin.cubin_kernels(bytes(content))
 
 
 @pytest.fixture
