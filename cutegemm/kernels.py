@@ -15,7 +15,7 @@ from cutegemm.fingerprint import KernelKey, kernel_key
 from cutegemm.hardware import Gpu
 from cutegemm.hopper.plan import HopperPlan, StorePath, plan
 from cutegemm.problem import GemmProblem
-from cutegemm.scheduler import Persistent, SplitK, TileScheduler, default_order
+from cutegemm.scheduler import TileScheduler, default_order
 from cutegemm.scheduler.arithmetic import ceil_div
 from cutegemm.scheduler.identity import scheduler_identity
 
@@ -155,7 +155,7 @@ def default_scheduler(config: GemmConfig, splits: int, problem: GemmProblem, gpu
         tile_n=config.tile_n,
         workers=gpu.resident_clusters(config.cluster_size * splits),
     )
-    return TileScheduler(order, SplitK(splits) if splits > 1 else Persistent())
+    return replace(TileScheduler.splitting(splits), order=order)
 
 
 def _by_size_class(asked: GemmProblem, actual: GemmProblem) -> GemmProblem:
