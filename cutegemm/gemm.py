@@ -13,9 +13,9 @@ from cutegemm.callrecord import CallRecord, Outcome, OutcomeWord
 from cutegemm.config import GemmConfig
 from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, TargetError
 from cutegemm.hardware import Gpu, current_gpu, gpu_by_name
-from cutegemm.hopper.plan import StorePath
 from cutegemm.kernels import Choice, Kernels
 from cutegemm.operands import check_call, check_grad, read_sizes, store_path
+from cutegemm.parts.limits import StorePath
 from cutegemm.problem import GemmProblem
 from cutegemm.residency import loading_allowed, resident_clusters
 from cutegemm.scheduler import TileScheduler

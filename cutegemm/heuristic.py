@@ -13,7 +13,8 @@ from cutegemm.config import GemmConfig, Schedule
 from cutegemm.costmodel import Cost, Table, Work, cost
 from cutegemm.errors import ConfigError
 from cutegemm.hardware import Gpu
-from cutegemm.hopper.plan import SPLITS, HopperPlan, StorePath, plan
+from cutegemm.hopper.plan import SPLITS, HopperPlan, plan
+from cutegemm.parts.limits import StorePath
 from cutegemm.problem import GemmProblem
 
 MIN_STAGES = 3  # a shallower pipeline does not hide the latency of a load

@@ -13,7 +13,8 @@ from cutegemm.dependencies import missing_dependency
 from cutegemm.errors import ConfigError
 from cutegemm.fingerprint import KernelKey, kernel_key
 from cutegemm.hardware import Gpu
-from cutegemm.hopper.plan import HopperPlan, StorePath, plan
+from cutegemm.hopper.plan import HopperPlan, plan
+from cutegemm.parts.limits import StorePath
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import TileScheduler, default_order
 from cutegemm.scheduler.arithmetic import ceil_div

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cutegemm.errors import DeviceError, OperandTypeError, ProblemError
-from cutegemm.hopper.plan import TMA_ALIGNMENT, StorePath
+from cutegemm.parts.limits import TMA_ALIGNMENT, StorePath
 from cutegemm.problem import INPUT_DTYPES, MAX_SIZE, OUTPUT_DTYPES, GemmProblem, dtype_bytes
 
 

@@ -20,7 +20,7 @@ from cutegemm.hopper.plan import HopperPlan
 from cutegemm.residency import loading_allowed
 from cutegemm.scheduler import TileScheduler
 
-QUEUE_COUNTERS = 2  # see hopper/feed.py, QueueFeed
+QUEUE_COUNTERS = 2  # see parts/feed.py, QueueFeed
 SHARE_COUNTERS = 2  # see hopper/reduction.py, SharedTiles
 PARTS = 2  # parts of shared tiles a worker has at most
 SLAB_WORDS = 1 << 18  # counters for captured launches are cut from slabs of 1 MiB

@@ -11,9 +11,9 @@ from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from cutegemm import GemmConfig, GemmProblem, emulator
-from cutegemm.hopper.feed import divided, make_feed
 from cutegemm.hopper.kernel import FETCHING_WARP, HopperGemm, Place, TaskGrid
 from cutegemm.hopper.plan import plan
+from cutegemm.parts.feed import divided, make_feed
 from cutegemm.scheduler import TileScheduler
 
 WARPS_OF_WARPGROUP = 4

@@ -2,7 +2,6 @@
 
     plan.py       what a configuration means and whether it is legal; no compiler needed
     layouts.py    shared-memory layouts and MMA atoms of a plan
-    ring.py       operand stages and their barriers
     producer.py   TMA loads of one stage
     mainloop.py   WGMMAs over the stages of one tile
     teams.py      consumers on one tile (cooperative) or taking turns (ping-pong)
@@ -10,5 +9,6 @@
     kernel.py     the roles, put together; host launch
     build.py      traced with symbolic operands and compiled
 
-Nothing here knows torch. Every module but plan.py imports the compiler.
+Operands, feeds and ring are those of cutegemm/parts. Nothing here knows torch. Every module but plan.py
+imports the compiler.
 """

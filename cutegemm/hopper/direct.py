@@ -11,9 +11,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from cutegemm.hopper.layouts import CUTE_DTYPES, chunk_mma
+from cutegemm.hopper.layouts import chunk_mma
 from cutegemm.hopper.plan import MMA_M, HopperPlan
 from cutegemm.hopper.teams import Member
+from cutegemm.parts.tensors import CUTE_DTYPES
 from cutegemm.problem import GemmProblem
 
 

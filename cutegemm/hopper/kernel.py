@@ -6,16 +6,13 @@ warpgroups. What can be swapped is a part with a file of its own: producer.py, m
 and the tile scheduler.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from cutegemm.hopper.feed import Feed, divided, make_feed
-from cutegemm.hopper.host import Record, read_record, refusal, write_outcome
-from cutegemm.hopper.layouts import CUTE_DTYPES, make_layouts
+from cutegemm.hopper.layouts import make_layouts
 from cutegemm.hopper.mainloop import WgmmaMainloop
 from cutegemm.hopper.plan import (
     ALIGNMENT,
@@ -27,48 +24,20 @@ from cutegemm.hopper.plan import (
 )
 from cutegemm.hopper.producer import TileLoader, TmaProducer, make_loader, make_producer
 from cutegemm.hopper.reduction import Reduction, make_reduction
-from cutegemm.hopper.ring import StageRing
 from cutegemm.hopper.stores import STORE_BARRIERS, Store, make_store
 from cutegemm.hopper.teams import Member, Steps, make_team
+from cutegemm.parts.feed import Feed, divided, make_feed
+from cutegemm.parts.grid import Place, TaskGrid
+from cutegemm.parts.host import Record, read_record, refusal, write_outcome
+from cutegemm.parts.ring import StageRing
+from cutegemm.parts.tensors import CUTE_DTYPES, kernel_modes
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import TileScheduler
 from cutegemm.scheduler.arithmetic import divmod_
-from cutegemm.scheduler.stream import Stream
 
 PRODUCER_WARPGROUP = 0
 PRODUCER_WARP = 0
 FETCHING_WARP = 1
-
-
-@dataclass(frozen=True)
-class TaskGrid:
-    """The output in cluster tiles, as the scheduler sees it, and the depth of each; run-time numbers."""
-
-    clusters_m: Int32
-    clusters_n: Int32
-    batch: Int32
-    workers: Int32
-    k_tiles: Int32
-    # Device addresses, 0 where the scheduler needs none: counters, and room for parts of sums.
-    counters: Int64
-    partials: Int64
-    # Worked out on the host, so that it takes no registers: all 0 where nothing is shared along K.
-    stream: Stream
-
-    def tasks(self) -> Int32:
-        """Cluster tiles of the whole problem."""
-        return self.clusters_m * self.clusters_n * self.batch
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a CTA stands: its cluster's worker number, its coordinates in the cluster, and its share of K."""
-
-    worker: Int32
-    cta_m: Int32
-    cta_n: Int32
-    k_first: Int32
-    k_count: Int32
 
 
 class HopperGemm:
@@ -113,7 +82,7 @@ class HopperGemm:
         """Descriptors, grid and launch; ``record.resident`` clusters fit on the GPU at once."""
         plan = self.plan
         config = plan.config
-        mA_mkl, mB_nkl, mD_mnl = self._kernel_modes(a, b, d)
+        mA_mkl, mB_nkl, mD_mnl = kernel_modes(a, b, d, config.swap_ab)
         layouts = make_layouts(plan, self.problem)
         producer = make_producer(mA_mkl, mB_nkl, layouts, plan)
         store = make_store(mD_mnl, plan, self.problem)
@@ -134,23 +103,6 @@ class HopperGemm:
             stream=stream,
             use_pdl=True,
         )
-
-    def _kernel_modes(
-        self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor
-    ) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
-        """(M, K, L), (N, K, L), (M, N, L) views of the user's tensors; M and N exchanged when swapped."""
-        if self.plan.config.swap_ab:
-            a, b = b, a
-            return self._view(a, -1, -2), self._view(b, -2, -1), self._view(d, -1, -2)
-        return self._view(a, -2, -1), self._view(b, -1, -2), self._view(d, -2, -1)
-
-    def _view(self, tensor: cute.Tensor, first: int, second: int) -> cute.Tensor:
-        shape, stride = tensor.shape, tensor.stride
-        batch, batch_stride = (shape[0], stride[0]) if self.problem.batched else (1, 0)
-        layout = cute.make_layout(
-            (shape[first], shape[second], batch), stride=(stride[first], stride[second], batch_stride)
-        )
-        return cute.make_tensor(tensor.iterator, layout)
 
     @cute.kernel
     def kernel(

@@ -10,9 +10,8 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from cutegemm.hopper.plan import MMA_M, HopperPlan
+from cutegemm.parts.tensors import CUTE_DTYPES
 from cutegemm.problem import GemmProblem, dtype_bytes
-
-CUTE_DTYPES = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32}
 
 _MAJOR_MODE = {"k": OperandMajorMode.K, "m": OperandMajorMode.MN, "n": OperandMajorMode.MN}
 

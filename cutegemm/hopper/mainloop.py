@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
-from cutegemm.hopper.ring import StageCursor, StageRing
+from cutegemm.parts.ring import StageCursor, StageRing
 
 
 @dataclass(frozen=True)

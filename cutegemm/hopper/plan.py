@@ -5,21 +5,22 @@ the plan that comes out, and the heuristic asks the same function.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from cutegemm.config import GemmConfig, check_one_of
 from cutegemm.errors import ConfigError
+from cutegemm.parts.limits import (
+    ALIGNMENT,
+    BARRIER_BYTES,
+    CHUNK_ROW_BYTES,
+    MAX_STAGES,
+    MIN_STAGES,
+    SMEM_BYTES,
+    WARPGROUP_THREADS,
+    StorePath,
+)
 from cutegemm.problem import GemmProblem, dtype_bytes
 
-WARPGROUP_THREADS = 128
 MMA_M = 64  # rows of one WGMMA
-TMA_ALIGNMENT = 16  # bytes: base address and every non-unit stride of a TMA operand
-SMEM_BYTES = 232448  # what one CTA may use on sm_90 (227 KiB)
-ALIGNMENT = 1024  # a 128-byte swizzle atom: 8 rows of 128 bytes
-BARRIER_BYTES = 1024  # pipeline barriers, padded to one alignment unit
-MIN_STAGES = 2  # one is filled while another is read
-MAX_STAGES = 16  # the kernel's barriers
-CHUNK_ROW_BYTES = 128  # width of one output chunk: one swizzle span, one TMA store box
 # Registers a consumer thread needs beside its accumulators: addresses, stage state, an output chunk.
 STREAM_BUDGET = 184  # the same where parts of sums are added to the accumulators
 REGISTER_RESERVE = 40
@@ -28,8 +29,6 @@ REGISTER_RESERVE = 40
 STORE_BUDGET = {("direct", "m"): 168, ("split", "m"): 168, ("split", "n"): 168}
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = {1: 240, 2: 232}  # by number of consumer warpgroups; the sum fits 64 Ki registers
-
-StorePath = Literal["tma", "direct"]
 
 TILE_M = (64, 128, 192, 256)
 TILE_K = (64, 128)
@@ -112,6 +111,11 @@ class HopperPlan:
     def consumer_warps_per_tile(self) -> int:
         """Warps that read a stage before it is free again, in one CTA."""
         return 4 * self.warpgroups_per_tile
+
+    @property
+    def reading_warps(self) -> int:
+        """Warps of a CTA that follow the sequence of its tasks: ping-pong teams follow all of them."""
+        return 1 + 4 * self.config.consumers
 
     @property
     def warpgroups_per_tile(self) -> int:

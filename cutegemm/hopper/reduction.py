@@ -11,9 +11,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
-from cutegemm.hopper.feed import Feed, StreamFeed
-from cutegemm.hopper.plan import WARPGROUP_THREADS, HopperPlan
+from cutegemm.hopper.plan import HopperPlan
 from cutegemm.hopper.teams import Member, NamedBarrier
+from cutegemm.parts.feed import Feed, StreamFeed
+from cutegemm.parts.limits import WARPGROUP_THREADS
 from cutegemm.scheduler import TileScheduler
 from cutegemm.scheduler.stream import Span, Stream, StreamK
 

@@ -17,8 +17,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from cutegemm.hopper.direct import square_writer
-from cutegemm.hopper.plan import ALIGNMENT, MMA_M, WARPGROUP_THREADS, HopperPlan
+from cutegemm.hopper.plan import MMA_M, HopperPlan
 from cutegemm.hopper.teams import Member
+from cutegemm.parts.limits import ALIGNMENT, WARPGROUP_THREADS
 from cutegemm.problem import GemmProblem
 
 CLUSTER = cutlass._mlir.dialects.nvvm.MemScopeKind.CLUSTER

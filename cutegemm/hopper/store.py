@@ -8,9 +8,11 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
-from cutegemm.hopper.layouts import CUTE_DTYPES, chunk_copy, chunk_layout, chunk_mma, chunk_piece
-from cutegemm.hopper.plan import ALIGNMENT, MMA_M, WARPGROUP_THREADS, HopperPlan
+from cutegemm.hopper.layouts import chunk_copy, chunk_layout, chunk_mma, chunk_piece
+from cutegemm.hopper.plan import MMA_M, HopperPlan
 from cutegemm.hopper.teams import Member, NamedBarrier
+from cutegemm.parts.limits import ALIGNMENT, WARPGROUP_THREADS
+from cutegemm.parts.tensors import CUTE_DTYPES
 from cutegemm.problem import GemmProblem, dtype_bytes
 
 

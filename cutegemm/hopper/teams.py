@@ -10,9 +10,10 @@ from enum import IntEnum
 import cutlass.cute as cute
 from cutlass import Int32
 
-from cutegemm.hopper.feed import Feed, Position
-from cutegemm.hopper.plan import WARPGROUP_THREADS, HopperPlan
-from cutegemm.hopper.ring import StageCursor, StageRing
+from cutegemm.hopper.plan import HopperPlan
+from cutegemm.parts.feed import Feed, Position
+from cutegemm.parts.limits import WARPGROUP_THREADS
+from cutegemm.parts.ring import StageCursor, StageRing
 
 
 class NamedBarrier(IntEnum):

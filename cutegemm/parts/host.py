@@ -11,7 +11,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
 from cutegemm.callrecord import CallRecord, Outcome
-from cutegemm.hopper.plan import TMA_ALIGNMENT, HopperPlan
+from cutegemm.parts.limits import TMA_ALIGNMENT
+from cutegemm.parts.plan import KernelPlan
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def write_outcome(address: Int64, outcome: Int32) -> None:
     _int32s_at(address, 1)[0] = outcome
 
 
-def refusal(record: Record, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, plan: HopperPlan) -> Int32:
+def refusal(record: Record, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, plan: KernelPlan) -> Int32:
     """An Outcome: LAUNCHED if nothing speaks against the launch of this plan's kernel."""
     sizes_differ = _differs(a.shape[-2], record.m) | _differs(a.shape[-1], record.k)
     sizes_differ = sizes_differ | _differs(b.shape[-1], record.n)

@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from cutegemm.hopper.plan import HopperPlan
+from cutegemm.parts.plan import KernelPlan
 from cutegemm.scheduler import TileScheduler
 from cutegemm.scheduler.stream import Span, Stream, make_stream
 
@@ -283,7 +283,7 @@ def divided(scheduler: TileScheduler, tasks: Int32, workers: Int32, k_tiles: Int
     )  # fmt: skip
 
 
-def make_feed(scheduler: TileScheduler, plan: HopperPlan, smem: Any, grid: Any, place: Any) -> Feed:
+def make_feed(scheduler: TileScheduler, plan: KernelPlan, smem: Any, grid: Any, place: Any) -> Feed:
     """Device side: the feed of a scheduler, with its slots and barriers in shared memory if it has any.
 
     grid, place   the kernel's TaskGrid and Place
@@ -294,8 +294,6 @@ def make_feed(scheduler: TileScheduler, plan: HopperPlan, smem: Any, grid: Any, 
         return CountedFeed(scheduler, place.worker, grid.workers, place.k_first, place.k_count)
     barriers = smem.allocate_array(cutlass.Int64, QUEUE_BARRIERS)
     slots = smem.allocate_array(Int32, SLOTS * SLOT_WORDS, byte_alignment=16)
-    # The producer warp reads, and each consumer warp: in ping-pong both teams follow all tasks.
-    readers = 1 + 4 * plan.config.consumers
     return QueueFeed(
         slots,
         barriers,
@@ -307,5 +305,5 @@ def make_feed(scheduler: TileScheduler, plan: HopperPlan, smem: Any, grid: Any, 
         grid.tasks(),
         grid.k_tiles,
         plan.cluster_ctas,
-        readers,
+        plan.reading_warps,
     )

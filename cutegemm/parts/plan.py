@@ -1,0 +1,46 @@
+"""What the plan of a kernel says to those who know no architecture. No compiler needed."""
+
+from typing import Protocol
+
+from cutegemm.config import GemmConfig
+from cutegemm.parts.limits import StorePath
+
+
+class KernelPlan(Protocol):
+    """A configuration found legal and worked out for one problem's dtypes and majors."""
+
+    @property
+    def config(self) -> GemmConfig:
+        """With stages and store buffers filled in."""
+
+    @property
+    def store(self) -> StorePath:
+        """How results reach global memory."""
+
+    @property
+    def splits(self) -> int:
+        """CTAs of a cluster that share one tile's K."""
+
+    @property
+    def stages(self) -> int:
+        """Of the operand ring."""
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+
+    @property
+    def cluster_ctas(self) -> int:
+        """CTAs of a cluster, be it that they share operands or a tile's K."""
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+
+    @property
+    def warpgroups_per_tile(self) -> int:
+        """That store one CTA's tile together."""
+
+    @property
+    def reading_warps(self) -> int:
+        """Warps of a CTA that follow the sequence of its tasks."""
