@@ -16,7 +16,7 @@ STAMP := $(VENV)/.cutegemm-ready
 PY    := $(VENV)/bin/python
 export PYTHONUNBUFFERED = 1
 
-.PHONY: demo test test-gpu lint format bench doctor setup clean
+.PHONY: demo test test-gpu lint format bench fuzz doctor setup clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -25,6 +25,7 @@ help:
 	@echo "make test      lint, types, and every test that needs no GPU"
 	@echo "make test-gpu  the tests that need a GPU"
 	@echo "make bench     measure against cuBLAS on the GPU"
+	@echo "make fuzz      random products on the GPU until one is wrong;  FUZZ_ARGS='--target sm_90a' in the emulator"
 	@echo "make doctor    what can this machine do, and what is missing"
 	@echo "make lint      lint and types only;  make format  rewrite the formatting"
 	@echo "make clean     remove the virtual environment and every cache inside this folder"
@@ -59,6 +60,9 @@ test-gpu: $(STAMP)
 
 bench: $(STAMP)
 	@$(PY) -m cutegemm bench $(BENCH_ARGS)
+
+fuzz: $(STAMP)
+	@$(PY) -m cutegemm fuzz $(FUZZ_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

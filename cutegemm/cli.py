@@ -58,8 +58,8 @@ def _run(words: Sequence[str]) -> int:
 def parser(first_word: str = "") -> argparse.ArgumentParser:
     """The parser of all commands.
 
-    The bench and the tuner declare their own arguments, and importing them imports torch: they are asked only
-    when ``first_word`` says that they are wanted.
+    The bench, the tuner and the fuzzer declare their own arguments, and importing them imports torch: they
+    are asked only when ``first_word`` says that they are wanted.
     """
     top = argparse.ArgumentParser(
         prog="python -m cutegemm", description="GEMM kernels for Hopper GPUs, from Python."
@@ -109,6 +109,13 @@ def parser(first_word: str = "") -> argparse.ArgumentParser:
 
         add_tuning(tune)
     tune.set_defaults(command=_tune)
+
+    fuzz = commands.add_parser("fuzz", help="random products of every shape and layout, until one is wrong")
+    if first_word == "fuzz":
+        from cutegemm.fuzz.command import add_arguments as add_fuzzing
+
+        add_fuzzing(fuzz)
+    fuzz.set_defaults(command=_fuzz)
 
     doctor = commands.add_parser("doctor", help="what this machine can do, and what is in the way")
     doctor.add_argument("--json", action="store_true", help="the findings as JSON")
@@ -374,6 +381,12 @@ def _tune(arguments: argparse.Namespace) -> int:
     from cutegemm.tuning.command import main as run_tuning
 
     return run_tuning(arguments)
+
+
+def _fuzz(arguments: argparse.Namespace) -> int:
+    from cutegemm.fuzz.command import main as run_fuzzing
+
+    return run_fuzzing(arguments)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

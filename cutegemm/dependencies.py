@@ -15,6 +15,7 @@ REQUIREMENTS = {
     "rich": "rich>=13.7",
     "filelock": "filelock>=3.13",
     "platformdirs": "platformdirs>=4.2",
+    "hypothesis": "hypothesis>=6.137",
 }
 
 

@@ -124,6 +124,10 @@ class WorkerError(RuntimeError):
         self.implementation = implementation
 
 
+class SilentWorkerError(WorkerError):
+    """The worker gave no answer in time and was ended."""
+
+
 class Worker:
     """A worker process. A context manager; ``ask`` may be called again and again.
 
@@ -168,7 +172,7 @@ class Worker:
             while True:
                 if not self._connection.poll(timeout_s):
                     self.stop()
-                    raise WorkerError(f"no answer in {timeout_s:g} s; the worker process was ended")
+                    raise SilentWorkerError(f"no answer in {timeout_s:g} s; the worker process was ended")
                 event: Event = self._connection.recv()
                 if event == _END:
                     return

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from cutegemm.emulator import (
@@ -139,7 +140,8 @@ def run(
 
     machine = build()
     count = processes_for(processes, program, launch, machine.processors)
-    with _older_objects_set_aside():
+    # NaN and Inf are numbers like others to a GPU.
+    with _older_objects_set_aside(), np.errstate(invalid="ignore", over="ignore"):
         if count > 1:
             parts = divide(math.prod(launch.grid) // math.prod(launch.cluster), count)
             divided = run_divided(build, parts, progress)
