@@ -19,13 +19,16 @@ from cutegemm.bench.worker import SilentWorkerError, Worker, WorkerError
 from cutegemm.fuzz.case import Case
 from cutegemm.fuzz.drawing import Limits, cases
 from cutegemm.fuzz.kinds import Kind, random_kind
+from cutegemm.fuzz.memory import MARGIN
 from cutegemm.fuzz.product import Product
 from cutegemm.fuzz.tally import Finding, Tally
-from cutegemm.fuzz.trial import RIGHT, Trial, Verdict
+from cutegemm.fuzz.trial import RIGHT, Start, Trial, Verdict
 
 BLOCK = 50  # cases that share a kind
 SHRINK_TRIES = 400  # cases run to shrink one failure
 SHRINK_SECONDS = 120.0  # after which the smallest one so far is reported
+SHRINK_HANGS = 6.0  # times the plan's limit, where that is more
+START_SECONDS = 300.0  # for a worker to import what it needs, beside many others that do the same
 NOT_TRIED = Verdict(RIGHT, "not tried")
 
 
@@ -41,6 +44,7 @@ class Plan:
     failures    different ones after which to stop
     hang        seconds after which a case counts as a hang
     refusals    whether clear errors of the library count as refusals, not failures
+    margin      elements of memory around each operand
     environment of the workers; None: this process's
     """
 
@@ -53,28 +57,37 @@ class Plan:
     failures: int = 10
     hang: float = 120.0
     refusals: bool = False
+    margin: int = MARGIN
     environment: Mapping[str, str] | None = None
 
 
-class Bench:
+class Executor:
     """Tries cases in a worker process, which is replaced when it hangs or dies."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._worker: Worker | None = None
 
-    def __enter__(self) -> "Bench":
+    def __enter__(self) -> "Executor":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """The next case gets a worker that has done nothing before."""
         if self._worker is not None:
             self._worker.stop()
 
     def verdict(self, case: Case) -> Verdict:
-        """What comes of a case: also where it never ends, or takes the process with it."""
+        """What comes of a case: also where it never ends, or takes the process with it.
+
+        Raises WorkerError if there is no worker to be had.
+        """
         if self._worker is None or not self._worker.alive:
             self._worker = Worker(self._plan.environment)
-        trial = Trial(case, self._plan.product, self._plan.refusals)
+            list(self._worker.ask(Start(self._plan.product), START_SECONDS))
+        trial = Trial(case, self._plan.product, self._plan.refusals, self._plan.margin)
         try:
             for event in self._worker.ask(trial, self._plan.hang):
                 verdict: Verdict = event["verdict"]
@@ -91,10 +104,10 @@ class _FailureError(Exception):
 
 @dataclass
 class _Block:
-    """One block of cases: hands them to the bench, and remembers the failure that is being shrunk."""
+    """One block of cases: hands them to the executor, and remembers the failure that is being shrunk."""
 
     plan: Plan
-    bench: Bench
+    executor: Executor
     tally: Tally
     is_over: Callable[[], bool]
     first: Case | None = None
@@ -115,13 +128,13 @@ class _Block:
     def _try(self, case: Case) -> Verdict:
         if self.is_over():
             return NOT_TRIED
-        verdict = self.bench.verdict(case)
+        verdict = self.executor.verdict(case)
         self.run += 1
         self.tally.count(case, verdict)
         if verdict.failed and self.tally.is_new(case, verdict):
             self.first, self.kind = case, verdict.kind
             self.known[case] = verdict
-            self.until = time.monotonic() + SHRINK_SECONDS
+            self.until = time.monotonic() + max(SHRINK_SECONDS, SHRINK_HANGS * self.plan.hang)
         return verdict
 
     def _shrink(self, case: Case) -> Verdict:
@@ -129,7 +142,7 @@ class _Block:
             if self.tries >= SHRINK_TRIES or time.monotonic() > self.until:
                 return NOT_TRIED
             self.tries += 1
-            self.known[case] = self.bench.verdict(case)
+            self.known[case] = self.executor.verdict(case)
         return self.known[case]
 
 
@@ -184,28 +197,30 @@ class Campaign:
 
     def _work(self) -> None:
         try:
-            with Bench(self._plan) as bench:
+            with Executor(self._plan) as executor:
                 while not self._is_over():
                     with self._lock:
                         block = next(self._blocks, None)
                     if block is None:
                         return
-                    self._run_block(bench, *block)
+                    self._run_block(executor, *block)
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
             self._errors.append(error)
             self._stop.set()
 
-    def _run_block(self, bench: Bench, number: int, count: int) -> None:
+    def _run_block(self, executor: Executor, number: int, count: int) -> None:
         """All cases of a block, in parts: one ends where a failure was found."""
         kind = random_kind(_mixed(self._plan.seed, number, 0))
         for part in itertools.count(1):
-            state = _Block(self._plan, bench, self._tally, self._is_over)
+            state = _Block(self._plan, executor, self._tally, self._is_over)
             _draw(kind, self._plan, _mixed(self._plan.seed, number, part), count, self._watched(state))
             count -= state.run
             if state.first is None or state.smallest is None:
                 return
             smallest, verdict = state.smallest
-            self._tally.found(Finding(state.first, smallest, verdict, state.tries))
+            executor.renew()
+            alone = executor.verdict(smallest).kind == verdict.kind
+            self._tally.found(Finding(state.first, smallest, verdict, state.tries, alone))
             if count <= 0 or self._is_over():
                 return
 

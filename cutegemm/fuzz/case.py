@@ -83,6 +83,10 @@ class Case:
         legal = [major in allowed for major, allowed in zip(self.majors, MAJORS.values(), strict=False)]
         if len(self.majors) != len(MAJORS) or not all(legal):
             raise ProblemError(f'{self!r}: majors are three letters, "k" or "m", "k" or "n", "n" or "m"')
+        kinds = {"config": GemmConfig, "scheduler": TileScheduler} | dict.fromkeys(OPERANDS, Strided)
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind | None):
+                raise OperandTypeError(f"{self!r}: {name} is a {kind.__name__} or None")
         for name in OPERANDS:
             where = getattr(self, name)
             if where is not None and len(where.strides) != len(self.shape(name)):

@@ -14,9 +14,10 @@ from pathlib import Path
 from rich.console import Console
 
 from cutegemm.errors import ConfigError, ProblemError
-from cutegemm.fuzz.campaign import Bench, Plan, run
+from cutegemm.fuzz.campaign import Executor, Plan, run
 from cutegemm.fuzz.case import parse_case
 from cutegemm.fuzz.drawing import EMULATOR, GPU
+from cutegemm.fuzz.memory import MARGIN
 from cutegemm.fuzz.product import EmulatedProduct, GpuProduct, Product
 from cutegemm.fuzz.report import FuzzBar, print_report
 from cutegemm.fuzz.tally import Tally, path_of
@@ -24,7 +25,7 @@ from cutegemm.hardware import current_target, normalise_target
 
 OK, FAILED = 0, 1
 DEFAULT_SECONDS = 60.0
-HANG_SECONDS = 120.0
+HANG_SECONDS = 60.0
 GPU_TARGET = "gpu"
 
 
@@ -70,6 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="count cases that the library refuses with an error of its own apart, not as failures",
     )
+    parser.add_argument(
+        "--tight",
+        action="store_true",
+        help="no memory around the operands, so that compute-sanitizer sees every step beyond them",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write counts and failures")
     parser.add_argument("--case", metavar="TEXT", help="try this one case, as a failure's report names it")
 
@@ -90,6 +96,7 @@ def main(args: argparse.Namespace) -> int:
         failures=args.failures,
         hang=args.hang,
         refusals=args.allow_refusals,
+        margin=0 if args.tight else MARGIN,
     )
     if args.case is not None:
         return _one(plan, args.case)
@@ -100,8 +107,8 @@ def main(args: argparse.Namespace) -> int:
 
 def _one(plan: Plan, text: str) -> int:
     case = parse_case(text)
-    with Bench(plan) as bench:
-        verdict = bench.verdict(case)
+    with Executor(plan) as executor:
+        verdict = executor.verdict(case)
     console = Console()
     console.print(f"{case!r}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"A, B, D by: {', '.join(path_of(case, verdict))}", highlight=False)
@@ -117,11 +124,13 @@ def _many(plan: Plan, target: str, path: Path | None) -> int:
         out = Console(width=160)
     err.print(f"seed {plan.seed}, {plan.jobs} worker process{'es' * (plan.jobs > 1)}", highlight=False)
     tally, begun = Tally(), time.monotonic()
-    with FuzzBar(err, tally, plan.cases, plan.seconds) as bar:
-        run(plan, tally, bar.advance)
-    seconds = time.monotonic() - begun
-    print_report(out, tally, seconds, plan.seed, target)
-    sys.stdout.flush()
+    try:
+        with FuzzBar(err, tally, plan.cases, plan.seconds) as bar:
+            run(plan, tally, bar.advance)
+    finally:  # what was found before an interrupt counts
+        seconds = time.monotonic() - begun
+        print_report(out, tally, seconds, plan.seed, target)
+        sys.stdout.flush()
     if path is not None:
         _write(path, {"seed": plan.seed, "target": target, "seconds": round(seconds, 1), **tally.as_json()})
     return FAILED if tally.findings else OK

@@ -154,19 +154,23 @@ def _layouts(
     rows, columns = shape[-2:]
     lines, run = (rows, columns) if last_contiguous else (columns, rows)
     lines, run, batch = max(1, lines), max(1, run), max(1, shape[0]) if len(shape) == 3 else 1
-    step = 1 if unit > 1 else draw(st.sampled_from((1, 1, 1, 1, 1, 1, 1, 2, 3)))
+    odd_steps = (2, 3, 0) if may_overlap else (2, 3, 2)
+    # Drawn in any case: a failure shrinks better where draws keep their places.
+    step = draw(st.sampled_from((*(1,) * 8, *odd_steps)))
+    step = 1 if unit > 1 else step
     length = -(-((run - 1) * step + 1) // unit) * unit
     pads = (st.sampled_from((0, 0, 8, 64)) | st.integers(0, 9) | st.integers(0, 70)).map(
         lambda pad: pad // unit * unit
     )
-    pitch = length + draw(pads)
+    # Beside a step other than 1, a pitch of 1 would make the other mode the contiguous one.
+    pitch = max(length + draw(pads), 1 if step == 1 else 2)
     batch_pitch = pitch * lines + draw(pads)
     style = draw(st.sampled_from(("plain",) * 6 + ("interleaved", "overlapping")))
     if style == "interleaved":  # the batch between lines and the elements of one, as heads of attention lie
         batch_pitch, pitch = pitch, pitch * batch
     elif style == "overlapping" and may_overlap:
         pitch = draw(st.sampled_from((0, 8)) | st.integers(0, length)) // unit * unit
-        pitch += step > 1 and pitch == 1  # else it would be the other mode that is contiguous
+        pitch += step != 1 and pitch == 1
         batch_pitch = draw(st.sampled_from((0, 8)) | st.integers(0, pitch * lines + 8)) // unit * unit
     elif may_overlap and draw(st.integers(0, 4)) == 4:
         batch_pitch = 0

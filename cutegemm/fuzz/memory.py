@@ -11,7 +11,7 @@ import torch
 
 from cutegemm.fuzz.case import Case, Shape, Strided
 
-MARGIN = 512  # elements before the first of a matrix and after its last, at least
+MARGIN = 512  # elements before the first of a matrix and after its last
 SPECIALS = (float("nan"), float("inf"), float("-inf"))
 
 _BITS = {2: torch.int16, 4: torch.int32}
@@ -47,42 +47,41 @@ class Placed:
         return int((self.bits != kept).sum())
 
 
-def buffer_elements(shape: Shape, where: Strided) -> int:
-    """Elements of the buffer that ``placed_input`` and ``placed_output`` make."""
+def _buffer_elements(shape: Shape, where: Strided, margin: int) -> int:
     last = sum((size - 1) * stride for size, stride in zip(shape, where.strides, strict=True) if size > 1)
-    return 2 * MARGIN + where.offset + last + 1
+    return 2 * margin + where.offset + last + 1
 
 
-def placed_input(case: Case, name: str, device: torch.device) -> Placed:
+def placed_input(case: Case, name: str, device: torch.device, margin: int = MARGIN) -> Placed:
     """Operand "a" or "b": normally distributed, B scaled so that results are around 1, amid poison."""
     shape, where = case.shape(name), case.placed(name)
     dtype = getattr(torch, case.dtype)
     generator = torch.Generator(device).manual_seed(2 * case.seed + (name == "b"))
-    size = buffer_elements(shape, where)
+    size = _buffer_elements(shape, where, margin)
     values = torch.randn(size, generator=generator, device=device)
     if name == "b":
         values *= max(1, case.k) ** -0.5
     poison = torch.tensor(SPECIALS, device=device).repeat(-(-size // len(SPECIALS)))[:size]
     # Elements may be reached twice, as those of an expanded view: filled by place, not through the view.
-    positions = _positions(shape, where, device)
+    positions = _positions(shape, where, device) + margin
     mine = torch.zeros(size, dtype=torch.bool, device=device)
     mine[positions] = True
     buffer = torch.where(mine, values, poison).to(dtype)
     for turn in range(case.planted if positions.numel() else 0):
         chance = torch.randint(positions.numel(), (2,), generator=generator, device=device)
         buffer[positions[chance[0]]] = SPECIALS[(int(chance[1]) + turn) % len(SPECIALS)]
-    tensor = buffer.as_strided(shape, where.strides, MARGIN + where.offset)
+    tensor = buffer.as_strided(shape, where.strides, margin + where.offset)
     return Placed(buffer, tensor, buffer.view(_BITS[dtype.itemsize]).clone())
 
 
-def placed_output(case: Case, device: torch.device) -> Placed:
+def placed_output(case: Case, device: torch.device, margin: int = MARGIN) -> Placed:
     """``out``: NaN itself, surrounded by canaries."""
     shape, where = case.shape("out"), case.placed("out")
     dtype = getattr(torch, case.out_dtype)
-    buffer = torch.empty(buffer_elements(shape, where), dtype=dtype, device=device)
+    buffer = torch.empty(_buffer_elements(shape, where, margin), dtype=dtype, device=device)
     bits = buffer.view(_BITS[dtype.itemsize])
     bits.fill_(_CANARY[dtype.itemsize])
-    tensor = buffer.as_strided(shape, where.strides, MARGIN + where.offset)
+    tensor = buffer.as_strided(shape, where.strides, margin + where.offset)
     tensor.fill_(float("nan"))
     return Placed(buffer, tensor, bits.clone())
 
@@ -94,8 +93,8 @@ def leave_poison(case: Case, device: torch.device) -> None:
 
 
 def _positions(shape: Shape, where: Strided, device: torch.device) -> torch.Tensor:
-    """Where in the buffer every element lies, in the order of its indices."""
-    places = torch.full((), MARGIN + where.offset, dtype=torch.int64, device=device)
+    """Where every element lies, in the order of its indices, counted from the margin's end."""
+    places = torch.full((), where.offset, dtype=torch.int64, device=device)
     for size, stride in zip(shape, where.strides, strict=True):
         steps = torch.arange(size, device=device) * (stride if size > 1 else 0)
         places = places.unsqueeze(-1) + steps

@@ -69,9 +69,12 @@ def print_finding(console: Console, finding: Finding, number: int, target: str) 
     """One failure and the line that repeats it."""
     console.print(f"\nfailure {number}: {finding.verdict.kind}", style="bold red", markup=False)
     console.print(finding.verdict.message, markup=False, highlight=False, soft_wrap=True)
-    how = f"the smallest of {finding.tries} tried" if finding.tries else "as it was found"
-    console.print(f"{how}; again with:", highlight=False)
+    console.print(f"the smallest of {finding.tries + 1} cases that were tried; again with:", highlight=False)
     console.print(reproducer(finding, target), markup=False, highlight=False, soft_wrap=True)
+    if not finding.alone:
+        console.print(
+            "Alone in a fresh process it did not fail: only the whole run, by its seed, repeats it."
+        )
 
 
 def reproducer(finding: Finding, target: str) -> str:

@@ -16,12 +16,18 @@ NOT_LAUNCHED = "-"
 
 @dataclass(frozen=True)
 class Finding:
-    """A failure: as it was found, and the smallest case that fails in the same way."""
+    """A failure.
+
+    first      as it was found; smallest: the smallest case that fails in the same way, its verdict
+    tries      cases run to shrink it
+    alone      whether the smallest fails in a fresh process too
+    """
 
     first: Case
     smallest: Case
     verdict: Verdict
-    tries: int = 0  # cases run to shrink it
+    tries: int = 0
+    alone: bool = True
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -31,6 +37,7 @@ class Finding:
             "case": repr(self.smallest),
             "first": repr(self.first),
             "tries": self.tries,
+            "alone": self.alone,
         }
 
 

@@ -1,7 +1,7 @@
 """One case, tried: the worker process's part."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from cutegemm.emulator.faults import EmulationError
 from cutegemm.errors import ConfigError, CutegemmError
 from cutegemm.fuzz.case import Case
 from cutegemm.fuzz.judge import complaints
-from cutegemm.fuzz.memory import Placed, leave_poison, placed_input, placed_output
+from cutegemm.fuzz.memory import MARGIN, Placed, leave_poison, placed_input, placed_output
 from cutegemm.fuzz.product import Product
 
 #: Kinds of failure; a run shrinks a failure to the smallest case of the same kind.
@@ -44,15 +44,29 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Start:
+    """A worker's first job: to have everything ready, so that the time of a case is its own."""
+
+    product: Product
+
+    def run(self, send: Callable[[dict[str, Any]], None]) -> None:
+        """See bench.worker.Job."""
+        torch.zeros(1, device=self.product.device)
+        send({"event": "ready"})
+
+
+@dataclass(frozen=True)
 class Trial:
     """A case to try in a worker; its answer is one event with the verdict.
 
     refusals   whether any CutegemmError counts as refused rather than as a failure
+    margin     elements of memory around each operand
     """
 
     case: Case
     product: Product
     refusals: bool = False
+    margin: int = MARGIN
 
     def run(self, send: Callable[[dict[str, Any]], None]) -> None:
         """See bench.worker.Job. Raises DeviceLostError where the process can go on no more."""
@@ -61,7 +75,7 @@ class Trial:
     def verdict(self) -> Verdict:
         """Tries it here and now."""
         with torch.no_grad():
-            operands = _Operands.of(self.case, torch.device(self.product.device))
+            operands = _Operands.of(self.case, torch.device(self.product.device), self.margin)
             paths: tuple[str, ...] = ("", "", "")
             try:
                 paths = self.product.paths(self.case, *operands.tensors)
@@ -93,12 +107,12 @@ class _Operands:
     a: Placed
     b: Placed
     out: Placed | None
-    results: list[torch.Tensor] = field(default_factory=list)
 
     @classmethod
-    def of(cls, case: Case, device: torch.device) -> "_Operands":
-        out = None if case.out is None else placed_output(case, device)
-        return cls(case, device, placed_input(case, "a", device), placed_input(case, "b", device), out)
+    def of(cls, case: Case, device: torch.device, margin: int) -> "_Operands":
+        out = None if case.out is None else placed_output(case, device, margin)
+        a, b = (placed_input(case, name, device, margin) for name in ("a", "b"))
+        return cls(case, device, a, b, out)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
