@@ -8,6 +8,7 @@ import torch
 
 from cutegemm.errors import ProblemError
 from cutegemm.fuzz.case import Case
+from cutegemm.fuzz.product import Ways
 
 Tensor = torch.Tensor
 
@@ -27,8 +28,8 @@ class TorchProduct:
             return result
         return out.copy_(result)
 
-    def paths(self, case: Case, a: Tensor, b: Tensor, out: Tensor | None) -> tuple[str, str, str]:
-        return "TMA", "TMA", "tma"
+    def ways(self, case: Case, a: Tensor, b: Tensor, out: Tensor | None) -> Ways:
+        return Ways("tma", "tma", "direct")
 
 
 class WrongElement(TorchProduct):

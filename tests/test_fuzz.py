@@ -36,7 +36,7 @@ from cutegemm.fuzz.report import reproducer
 from cutegemm.fuzz.tally import Tally
 from cutegemm.fuzz.trial import Trial, Verdict
 
-SMALL = Limits(small=12, middle=20, most=40, most_k=40, elements=1 << 14, work=1 << 16, batch=3)
+SMALL = Limits(small=12, middle=20, most=40, most_k=40, elements=1 << 14, work=1 << 16, batch=3, block=50)
 SEED = 20
 
 

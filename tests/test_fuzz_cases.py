@@ -21,7 +21,7 @@ from cutegemm.scheduler import Morton, StreamK, TileScheduler
 
 CPU = torch.device("cpu")
 NAN, INF = float("nan"), float("inf")
-SMALL = Limits(small=12, middle=20, most=40, most_k=40, elements=1 << 14, work=1 << 16, batch=3)
+SMALL = Limits(small=12, middle=20, most=40, most_k=40, elements=1 << 14, work=1 << 16, batch=3, block=50)
 DRAWN = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 
 
@@ -113,7 +113,7 @@ def test_what_is_drawn_covers_what_may_matter() -> None:
     @settings(max_examples=500, deadline=None, derandomize=True, database=None)
     @given(any_case(SMALL) | any_case(SMALL, emulated=False))
     def look(case: Case) -> None:
-        seen.update(features(case))
+        seen.update(features(case, Verdict("right")))
         seen.add(path_of(case, Verdict("right"))[0])
         seen.update(f"size {size}" for size in case.sizes)
         seen.add(f"{case.dtype} {case.out_dtype} {case.majors}")
@@ -121,14 +121,14 @@ def test_what_is_drawn_covers_what_may_matter() -> None:
 
     look()
     wanted = {
-        "K = 0", "empty", "size 0", "size 1", "size 7", "size 8", "size 9", "size 31", "batch",
+        "K = 0", "empty", "size 0", "size 1", "size 7", "size 8", "size 9", "batch",
         "D: allocated", "A: no unit stride", "B: no unit stride", "D: no unit stride",
         "A: start off 16 bytes",
         "A: broadcast over the batch", "B: broadcast over the batch", "NaN and Inf in the operands",
         "called: matmul", "called: open", "called: known", "assignment: Dynamic", "assignment: SplitK",
         "assignment: StreamK", "assignment: default", "configuration: given", "configuration: heuristic",
     }  # fmt: skip
-    assert not wanted - seen
+    assert sorted(wanted - seen) == []
     assert len([name for name in seen if "float" in name]) > 2 * 3 * 8 / 2
 
 

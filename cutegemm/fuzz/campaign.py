@@ -24,7 +24,6 @@ from cutegemm.fuzz.product import Product
 from cutegemm.fuzz.tally import Finding, Tally
 from cutegemm.fuzz.trial import RIGHT, Start, Trial, Verdict
 
-BLOCK = 50  # cases that share a kind
 SHRINK_TRIES = 400  # cases run to shrink one failure
 SHRINK_SECONDS = 120.0  # after which the smallest one so far is reported
 SHRINK_HANGS = 6.0  # times the plan's limit, where that is more
@@ -185,11 +184,12 @@ class Campaign:
 
     def _numbered_blocks(self) -> Iterator[tuple[int, int]]:
         """(number, cases) of each block."""
+        block = self._plan.limits.block
         if self._plan.cases is None:
-            yield from zip(itertools.count(), itertools.repeat(BLOCK))
+            yield from zip(itertools.count(), itertools.repeat(block))
             return
-        for number, first in enumerate(range(0, self._plan.cases, BLOCK)):
-            yield number, min(BLOCK, self._plan.cases - first)
+        for number, first in enumerate(range(0, self._plan.cases, block)):
+            yield number, min(block, self._plan.cases - first)
 
     def _is_over(self) -> bool:
         late = self._deadline is not None and time.monotonic() > self._deadline

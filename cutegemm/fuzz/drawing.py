@@ -20,6 +20,7 @@ class Limits:
     elements              of any operand and its buffer
     work                  multiplications
     batch                 products in a batch
+    block                 cases that share a kind: the more, the fewer compilations
     """
 
     small: int
@@ -29,10 +30,15 @@ class Limits:
     elements: int
     work: int
     batch: int
+    block: int
 
 
-GPU = Limits(small=300, middle=1100, most=70_000, most_k=20_000, elements=1 << 24, work=1 << 34, batch=40)
-EMULATOR = Limits(small=40, middle=150, most=400, most_k=700, elements=1 << 20, work=1 << 24, batch=4)
+GPU = Limits(
+    small=300, middle=1100, most=70_000, most_k=20_000, elements=1 << 24, work=1 << 34, batch=40, block=100
+)
+EMULATOR = Limits(
+    small=40, middle=150, most=400, most_k=700, elements=1 << 20, work=1 << 24, batch=4, block=50
+)
 
 
 @st.composite
@@ -99,6 +105,7 @@ def _size(limits: Limits, most: int, units: tuple[int, ...]) -> st.SearchStrateg
         st.integers(min(1, most), min(most, 9)),
         _around(units, small),
         _around(units, middle),
+        st.integers(0, min(most, 9)),
         st.integers(0, small),
         st.integers(0, middle),
         st.integers(0, most),

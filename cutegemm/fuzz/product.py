@@ -16,6 +16,23 @@ from cutegemm.operands import operand_rules, store_path
 GEMMS_KEPT = 512
 
 
+@dataclass(frozen=True)
+class Ways:
+    """How the operands of a call travel; empty where nothing is launched.
+
+    a, b      how A and B are loaded; d: how D is stored; "copied" for a tensor that is copied first
+    singly    whether the products of a batch are launched one by one
+    """
+
+    a: str = ""
+    b: str = ""
+    d: str = ""
+    singly: bool = False
+
+
+NOT_LAUNCHED = Ways()
+
+
 class Product(Protocol):
     """A way to compute a case. Picklable: it is made in one process and used in another."""
 
@@ -28,10 +45,8 @@ class Product(Protocol):
     ) -> torch.Tensor:
         """The product, finished; ``turn`` counts the times that the same operands were passed before."""
 
-    def paths(
-        self, case: Case, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
-    ) -> tuple[str, str, str]:
-        """How A and B are loaded and D is stored."""
+    def ways(self, case: Case, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> Ways:
+        """How its operands travel. Raises what ``run`` raises."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +68,9 @@ class GpuProduct:
             raise
         return result
 
-    def paths(
-        self, case: Case, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
-    ) -> tuple[str, str, str]:
+    def ways(self, case: Case, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> Ways:
         """See Product."""
-        return _paths(case, gemm_of(case, None), a, b, out)
+        return _ways(case, gemm_of(case, None), a, b, out)
 
 
 @dataclass(frozen=True)
@@ -80,11 +93,9 @@ class EmulatedProduct:
             raise RuntimeError("the emulator returned no result")
         return emulation.out
 
-    def paths(
-        self, case: Case, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
-    ) -> tuple[str, str, str]:
+    def ways(self, case: Case, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> Ways:
         """See Product."""
-        return _paths(case, gemm_of(case, self.target), a, b, out)
+        return _ways(case, gemm_of(case, self.target), a, b, out)
 
 
 def is_lost(error: BaseException) -> bool:
@@ -122,14 +133,16 @@ def _computation(case: Case, target: str | None) -> Callable[..., torch.Tensor]:
     return cutegemm.matmul if case.call == "matmul" else gemm_of(case, target)
 
 
-def _paths(
-    case: Case, gemm: Gemm, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
-) -> tuple[str, str, str]:
+def _ways(case: Case, gemm: Gemm, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> Ways:
     """Asked of the library, where it decides."""
-    device = "cuda" if a.is_cuda else "cpu"
-    loads = []
-    for rule, tensor in zip(operand_rules(gemm.problem, device), (a, b), strict=False):
-        loads.append("TMA" if rule.misalignment(tensor) is None else "not TMA")
-    store = store_path(gemm.problem, case.sizes, out)
-    splits = case.scheduler.splits if case.scheduler is not None else 1
-    return loads[0], loads[1], "split" if splits > 1 else store
+    rules = operand_rules(gemm.problem, a.device.type)
+    of_a, of_b = (
+        "tma" if rule.misalignment(tensor) is None else "other"
+        for rule, tensor in zip(rules, (a, b), strict=False)
+    )
+    return Ways(of_a, of_b, _store_of(case, store_path(gemm.problem, case.sizes, out)))
+
+
+def _store_of(case: Case, store: str) -> str:
+    """Where CTAs share a tile's K there is but one way to store."""
+    return "split" if case.scheduler is not None and case.scheduler.splits > 1 else store

@@ -11,7 +11,7 @@ from cutegemm.fuzz.case import Case
 from cutegemm.fuzz.trial import REFUSED, RIGHT, Verdict
 
 Path = tuple[str, str, str]  # A, B, D: how they are loaded and stored
-NOT_LAUNCHED = "-"
+NOTHING = "-"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Tally:
         kind = verdict.kind if verdict.kind in (RIGHT, REFUSED) else "failed"
         with self._lock:
             self.by_path.setdefault(path_of(case, verdict), Counter())[kind] += 1
-            for name in features(case):
+            for name in features(case, verdict):
                 self.by_feature.setdefault(name, Counter())[kind] += 1
             if kind == REFUSED:
                 self.messages[verdict.message] += 1
@@ -97,14 +97,15 @@ class Tally:
 def path_of(case: Case, verdict: Verdict) -> Path:
     """How A and B are loaded and D is stored, as the library says."""
     if 0 in case.sizes:
-        return "K = 0" if case.k == 0 and 0 not in case.sizes[:3] else "empty", NOT_LAUNCHED, NOT_LAUNCHED
-    if not verdict.store:
-        return "?", "?", "?"
-    return *verdict.loads, verdict.store
+        return "K = 0" if case.k == 0 and 0 not in case.sizes[:3] else "empty", NOTHING, NOTHING
+    ways = verdict.ways
+    return ways.a or "?", ways.b or "?", ways.d or "?"
 
 
-def features(case: Case) -> Iterator[str]:
+def features(case: Case, verdict: Verdict) -> Iterator[str]:
     """What else is special about a case."""
+    if verdict.ways.singly:
+        yield "batch, one product at a time"
     scheduler = case.scheduler
     yield "assignment: " + ("default" if scheduler is None else type(scheduler.assignment).__name__)
     yield "configuration: " + ("heuristic" if case.config is None else "given")

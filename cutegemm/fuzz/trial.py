@@ -13,7 +13,7 @@ from cutegemm.errors import ConfigError, CutegemmError
 from cutegemm.fuzz.case import Case
 from cutegemm.fuzz.judge import complaints
 from cutegemm.fuzz.memory import MARGIN, Placed, leave_poison, placed_input, placed_output
-from cutegemm.fuzz.product import Product
+from cutegemm.fuzz.product import NOT_LAUNCHED, Product, Ways
 
 #: Kinds of failure; a run shrinks a failure to the smallest case of the same kind.
 RIGHT, REFUSED = "right", "refused"
@@ -29,13 +29,12 @@ class Verdict:
 
     kind      "right", "refused" where a clear error is right, or one of FAILURES
     message   what is wrong, in a sentence
-    loads     how A and B are loaded; store: how D is stored; empty where nothing was launched
+    ways      how the operands travelled
     """
 
     kind: str
     message: str = ""
-    loads: tuple[str, str] = ("", "")
-    store: str = ""
+    ways: Ways = NOT_LAUNCHED
 
     @property
     def failed(self) -> bool:
@@ -76,9 +75,9 @@ class Trial:
         """Tries it here and now."""
         with torch.no_grad():
             operands = _Operands.of(self.case, torch.device(self.product.device), self.margin)
-            paths: tuple[str, ...] = ("", "", "")
+            ways = NOT_LAUNCHED
             try:
-                paths = self.product.paths(self.case, *operands.tensors)
+                ways = self.product.ways(self.case, *operands.tensors)
                 kind, message = next(operands.run(self.product), (RIGHT, ""))
             except DeviceLostError:
                 raise
@@ -89,7 +88,7 @@ class Trial:
                 message = f"{type(error).__name__}: {error}"
             except Exception as error:  # noqa: BLE001 - whatever was raised is the finding
                 kind, message = "error", first_complaint(error)
-        return Verdict(kind, message, (paths[0], paths[1]), paths[2])
+        return Verdict(kind, message, ways)
 
 
 def _is_right(error: CutegemmError, case: Case) -> bool:
