@@ -41,7 +41,7 @@ SEED = 20
 
 
 def plan_for(product: TorchProduct, **changes: object) -> Plan:
-    return replace(Plan(SEED, product, SMALL, cases=400, failures=1), **changes)  # type: ignore[arg-type]
+    return replace(Plan(SEED, product, SMALL, cases=250, failures=1), **changes)  # type: ignore[arg-type]
 
 
 class InProcess:
@@ -115,14 +115,14 @@ def test_a_planted_fault_is_found_and_shrunk(
 
 def test_no_fault_no_finding(tried: list[Case]) -> None:
     tally = run(plan_for(TorchProduct()), Tally())
-    assert (tally.findings, tally.cases, len(tried)) == ([], 400, 400)
-    assert sum(counts["right"] for counts in tally.by_path.values()) == 400
+    assert (tally.findings, tally.cases, len(tried)) == ([], 250, 250)
+    assert sum(counts["right"] for counts in tally.by_path.values()) == 250
 
 
 def test_a_failure_that_is_known_does_not_end_the_run(tried: list[Case]) -> None:
     tally = run(plan_for(Stumbles(), failures=5), Tally())
     assert len(tally.findings) == 1
-    assert tally.cases == 400
+    assert tally.cases == 250
     assert sum(counts["failed"] for counts in tally.by_path.values()) > 1
 
 
@@ -264,6 +264,6 @@ def test_the_library_is_right_on_the_emulator() -> None:
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_the_library_is_right_on_the_gpu() -> None:
-    tally = run(Plan(fresh_seed(), GpuProduct(), GPU, jobs=min(8, os.cpu_count() or 1), cases=400), Tally())
+    tally = run(Plan(fresh_seed(), GpuProduct(), GPU, jobs=min(8, os.cpu_count() or 1), cases=250), Tally())
     assert not tally.findings, tally.findings
-    assert tally.cases == 400
+    assert tally.cases == 250
