@@ -236,3 +236,25 @@ def test_sums_in_16_bits_are_not_right() -> None:
     for first in range(0, 512, 16):
         out += a[:, first : first + 16] @ b[first : first + 16]
     assert kinds(out, a, b) == {"wrong numbers"}
+
+
+def test_products_that_are_all_alike_may_lose_what_their_sum_loses() -> None:
+    case = parse_case(
+        'Case(m=7, n=3, k=40, dtype="float16", out_dtype="float32", majors="mnm", a=Strided(strides=(1, 0)), '
+        "b=Strided(strides=(0, 1)))"
+    )
+    a, b = placed_input(case, "a", CPU).tensor, placed_input(case, "b", CPU).tensor
+    steps = [torch.matmul(a[:, k : k + 4].float(), b[k : k + 4].float()) for k in range(0, 40, 4)]
+    out = steps[0]
+    for step in steps[1:]:
+        out = out + step
+    assert not kinds(out, a, b)
+
+
+def test_torch_may_let_a_nan_in_but_the_product_may_not() -> None:
+    a, b = torch.ones(88, 9).bfloat16(), torch.ones(9, 6).bfloat16()
+    a[10, 0] = NAN
+    out = torch.matmul(a.float(), b.float()).bfloat16()
+    assert not kinds(out, a, b)
+    out[9, 0] = NAN
+    assert kinds(out, a, b) == {"special values"}

@@ -42,8 +42,10 @@ class Expected:
     @property
     def sum_loss(self) -> torch.Tensor:
         """What a float32 sum may lose: a tensor core adds 16 products at a time and cuts the sum off at 24
-        bits; in how many such steps a kernel goes along K is its own affair."""
-        return self.wander * (WIDTH * (2.0**-22 + self.k / ADDED_AT_ONCE * 2.0**-24))
+        bits; in how many such steps a kernel goes along K is its own affair. On its way the sum stays below
+        its end, where expanded operands make all products alike, or what random signs lead to."""
+        reach = torch.maximum(WIDTH * self.wander, self.truth.abs())
+        return reach * (2.0**-22 + self.k / ADDED_AT_ONCE * 2.0**-24)
 
     def loss(self, out_dtype: torch.dtype) -> torch.Tensor:
         """What that and one rounding to ``out_dtype`` may lose."""
@@ -141,10 +143,11 @@ def _first(where: torch.Tensor) -> tuple[int, ...]:
 
 
 def torch_error(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, right: Expected) -> torch.Tensor:
-    """How far torch's product is from the truth, 0 where that is no number."""
+    """How far torch's product is from the truth; 0 where that is no number, or torch's wrongly is none (on
+    a CPU its bfloat16 product of an odd K lets a NaN of the next row in)."""
     with torch_sums_in_float32():
         theirs = torch_product(a.contiguous(), b.contiguous(), out.dtype)
-    return torch.where(right.numbers, (theirs.double() - right.truth).abs(), 0.0)
+    return torch.where(right.numbers & theirs.isfinite(), (theirs.double() - right.truth).abs(), 0.0)
 
 
 def torch_product(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
