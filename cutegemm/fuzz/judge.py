@@ -41,11 +41,14 @@ class Expected:
 
     @property
     def sum_loss(self) -> torch.Tensor:
-        """What a float32 sum may lose: a tensor core adds 16 products at a time and cuts the sum off at 24
-        bits; in how many such steps a kernel goes along K is its own affair. On its way the sum stays below
-        its end, where expanded operands make all products alike, or what random signs lead to."""
-        reach = torch.maximum(WIDTH * self.wander, self.truth.abs())
-        return reach * (2.0**-22 + self.k / ADDED_AT_ONCE * 2.0**-24)
+        """What a float32 sum may lose.
+
+        Of products of random sign: a tensor core adds 16 at a time and cuts the sum off at 24 bits; in how
+        many such steps a kernel goes along K is its own affair. Of products that are all alike, as those of
+        expanded operands: each addition may round the same way.
+        """
+        random = WIDTH * self.wander * (2.0**-22 + self.k / ADDED_AT_ONCE * 2.0**-24)
+        return random + self.truth.abs() * (self.k * 2.0**-24)
 
     def loss(self, out_dtype: torch.dtype) -> torch.Tensor:
         """What that and one rounding to ``out_dtype`` may lose."""
