@@ -211,6 +211,7 @@ def _add_config(command: argparse.ArgumentParser, takes_schedule: bool = True) -
     group.add_argument("--stages", type=int, help="pipeline stages (default: as many as fit)")
     group.add_argument("--store-stages", type=int, help="output buffers of a consumer warpgroup")
     group.add_argument("--consumers", type=int, help="consumer warpgroups")
+    group.add_argument("--mma-ctas", type=int, help="CTAs that compute a tile together (sm_100a: 1 or 2)")
     if takes_schedule:
         group.add_argument("--schedule", choices=_SHARING, help="how the consumers share tiles")
     group.add_argument("--swap-ab", action="store_true", default=None, help="compute the transposed product")
@@ -277,7 +278,7 @@ def _request(arguments: argparse.Namespace) -> "Request":
         config.update(zip(("tile_m", "tile_n", "tile_k"), arguments.tile, strict=True))
     if getattr(arguments, "cluster", None) is not None:
         config.update(zip(("cluster_m", "cluster_n"), arguments.cluster, strict=True))
-    for name in ("stages", "store_stages", "consumers", "schedule", "swap_ab"):
+    for name in ("stages", "store_stages", "consumers", "mma_ctas", "schedule", "swap_ab"):
         if getattr(arguments, name, None) is not None:
             config[name] = getattr(arguments, name)
     return Request(

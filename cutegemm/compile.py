@@ -39,7 +39,8 @@ def compile(
     scheduler   order of tiles and assignment to workers; None: chosen with the configuration
     config      a GemmConfig; None: chosen by the heuristic; "autotune": measured on the current GPU, which
                 takes some seconds the first time, and remembered on disk. All sizes must be known for it
-    target      "sm_90a", or None: the current GPU. Cross-compiling needs no GPU.
+    target      "sm_90a" (Hopper), "sm_100a" (Blackwell: B200, GB200), or None: the current GPU.
+                Cross-compiling needs no GPU.
 
     Nothing is compiled before the first call, ``build()`` or a look at an artifact; the compiler is imported
     here when the cache does not hold the kernel.

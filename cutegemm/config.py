@@ -18,18 +18,25 @@ SCHEDULES: tuple[Schedule, ...] = ("cooperative", "pingpong")
 class GemmConfig:
     """How a kernel divides the problem and the SM.
 
-    tile_m, tile_n, tile_k   output tile of one CTA and the depth of one pipeline stage, in elements
+    tile_m, tile_n, tile_k   output tile of one CTA (of a pair, with mma_ctas=2) and the depth of one pipeline
+                             stage, in elements
     cluster_m, cluster_n     CTAs of a cluster along M and N; they share operands through multicast
-    consumers                warpgroups that issue MMAs
+    consumers                warpgroups that hold accumulators: on sm_90a they issue MMAs, on sm_100a they
+                             read the results of one warp's MMAs from tensor memory
     schedule                 "cooperative": all consumers work on one tile; "pingpong": each has its
                              own tile, one's epilogue runs under the other's main loop
     stages                   depth of the operand pipeline; None: as many as shared memory holds
     store_stages             output buffers of one consumer warpgroup; None: chosen with the stages
     swap_ab                  compute D^T = B^T A^T, so that the problem's N takes the MMA's M
+    mma_ctas                 CTAs that compute a tile together: 2 for a pair, neighbours along M, that share
+                             B's shared memory (sm_100a)
 
     On sm_90a: tile_m 64, 128, 192 or 256; tile_n a multiple of 8 up to 256; tile_k 64 or 128; clusters of 1
-    or 2 along each mode; 1 or 2 consumers; 2 to 16 stages. What of that fits registers and shared memory
-    together is checked by ``compile``, which names the nearest legal value.
+    or 2 along each mode; 1 or 2 consumers; 2 to 16 stages.
+    On sm_100a: tile_m 64 or 128, of a pair 128 or 256; tile_n up to 256, a multiple of 8 (tile_m 64), 16 or,
+    of a pair, 32; clusters of 1, 2 or 4 along M and 1 or 2 along N; "cooperative" only, since the epilogue
+    runs under the next tile's MMAs in any case.
+    What of that fits together is checked by ``compile``, which names the nearest legal value.
 
     Raises ConfigError for values no kernel has, OperandTypeError for a field that is no integer.
     """
@@ -44,9 +51,10 @@ class GemmConfig:
     stages: int | None = None
     store_stages: int | None = None
     swap_ab: bool = False
+    mma_ctas: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tile_m", "tile_n", "tile_k", "cluster_m", "cluster_n", "consumers"):
+        for name in ("tile_m", "tile_n", "tile_k", "cluster_m", "cluster_n", "consumers", "mma_ctas"):
             object.__setattr__(self, name, _positive(name, getattr(self, name)))
         for name in ("stages", "store_stages"):
             if getattr(self, name) is not None:
@@ -67,6 +75,8 @@ class GemmConfig:
 
     def __str__(self) -> str:
         parts = [f"{self.tile_m}x{self.tile_n}x{self.tile_k}", f"cluster {self.cluster_m}x{self.cluster_n}"]
+        if self.mma_ctas > 1:
+            parts.append(f"MMAs of {self.mma_ctas} CTAs")
         parts.append(f"{self.consumers} consumer{'s' if self.consumers > 1 else ''} {self.schedule}")
         if self.stages is not None:
             parts.append(f"{self.stages} stage{'s' if self.stages > 1 else ''}")

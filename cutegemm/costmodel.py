@@ -1,4 +1,4 @@
-"""How long a launch takes, in SM cycles: what the busiest SM does, term by term.
+"""How long a launch takes on sm_90a, in SM cycles: what the busiest SM does, term by term.
 
 For one stage of one tile the main loop takes the longest of
 
@@ -29,12 +29,11 @@ import numpy as np
 from cutegemm.hardware import Gpu
 from cutegemm.hopper.plan import HopperPlan
 from cutegemm.problem import GemmProblem, dtype_bytes
+from cutegemm.work import Cost, Work
 
 SMEM_BYTES_PER_CYCLE = 128  # of one SM, read by WGMMA
 FULL_RATE_MACS = 2048  # 16-bit MACs an uncut SM does in a cycle
 LINE_BYTES = 128
-
-UNKNOWN_SIZE = 4096  # stands for a size known only at the call
 
 
 @dataclass(frozen=True)
@@ -93,41 +92,6 @@ FITTED = Constants()
 
 
 @dataclass(frozen=True)
-class Work:
-    """A problem in numbers; sizes may be arrays, one for each row of a table."""
-
-    m: int | np.ndarray
-    n: int | np.ndarray
-    k: int | np.ndarray
-    batch: int = 1
-    in_bytes: int = 2  # of an element of A and B
-    out_bytes: int = 2
-    a_is_k: bool = True  # contiguous along K
-    b_is_k: bool = True
-
-    @classmethod
-    def of(cls, problem: GemmProblem) -> "Work":
-        """Unknown M, N, K count as 4096, an unknown L as 1."""
-        m, n, k = (UNKNOWN_SIZE if size is None else size for size in (problem.m, problem.n, problem.k))
-        return cls(
-            m,
-            n,
-            k,
-            1 if problem.l is None else problem.l,
-            dtype_bytes(problem.a_dtype),
-            dtype_bytes(problem.out_dtype),
-            problem.a_major == "k",
-            problem.b_major == "k",
-        )
-
-    @property
-    def bytes(self) -> np.ndarray | float:
-        """What device memory moves at least."""
-        inputs = (self.m * 1.0 * self.k + self.k * 1.0 * self.n) * self.in_bytes
-        return self.batch * (inputs + self.m * 1.0 * self.n * self.out_bytes)
-
-
-@dataclass(frozen=True)
 class Table:
     """Kernels, one a row: their plans, and what the model needs of them as arrays."""
 
@@ -172,20 +136,6 @@ class Table:
             np.array([p.teams == 2 for p in plans], dtype=bool),
             np.array([c.swap_ab for c in configs], dtype=bool),
         )
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The account of every row of a table, in SM cycles; see heuristic.Estimate for what each is."""
-
-    tiles: np.ndarray
-    waves: np.ndarray
-    mma: np.ndarray
-    fill: np.ndarray
-    store: np.ndarray
-    dram: np.ndarray
-    reduce: np.ndarray
-    total: np.ndarray
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cutegemm.emulator.run import Emulation
 
 # Cross-compiling names no GPU; the choice is then made for this one.
-NOMINAL_GPU = {"sm_90a": "H200"}
+NOMINAL_GPU = {"sm_90a": "H200", "sm_100a": "B200"}
 
 # Launches a Gemm of unknown sizes remembers: more than a process meets, unless it never repeats one.
 MAX_KNOWN_LAUNCHES = 65536

@@ -1,21 +1,26 @@
 """Which configuration for which problem: candidates -> legality -> cost in cycles -> the cheapest.
 
-What a configuration costs is costmodel.py's affair; the candidates, and what is legal among them, is this
-module's.
+What a configuration costs is the affair of an architecture's cost model: costmodel.py for sm_90a,
+blackwell/costmodel.py for sm_100a. So are the candidates for sm_100a; those for sm_90a are this module's.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from cutegemm.blackwell import costmodel as blackwell
 from cutegemm.config import GemmConfig, Schedule
-from cutegemm.costmodel import Cost, Table, Work, cost
+from cutegemm.costmodel import Table, cost
 from cutegemm.errors import ConfigError
 from cutegemm.hardware import Gpu
-from cutegemm.hopper.plan import SPLITS, HopperPlan, plan
+from cutegemm.hopper.plan import SPLITS, plan
 from cutegemm.parts.limits import StorePath
+from cutegemm.parts.plan import KernelPlan
 from cutegemm.problem import GemmProblem
+from cutegemm.work import Cost, Work
 
 MIN_STAGES = 3  # a shallower pipeline does not hide the latency of a load
 TILES_N = (*range(8, 121, 8), *range(128, 257, 16))
@@ -66,18 +71,36 @@ def ranked(
     splits: tuple[int, ...] = SPLITS,
 ) -> tuple[Estimate, ...]:
     """The ``count`` cheapest configurations that are legal with this store, best first."""
-    table = candidates(problem.kind(), store, splits)
-    return _cheapest(table, cost(table, Work.of(problem), gpu), count)
+    model = _model(gpu)
+    table = model.candidates(problem.kind(), store, splits)
+    return _cheapest(table, model.cost(table, Work.of(problem), gpu), count)
 
 
-def estimate(worked_out: HopperPlan, problem: GemmProblem, gpu: Gpu) -> Estimate:
+def estimate(worked_out: KernelPlan, problem: GemmProblem, gpu: Gpu) -> Estimate:
     """The model's account of one configuration, be it among the candidates or not."""
-    table = Table.of([worked_out], problem.kind())
-    (found,) = _cheapest(table, cost(table, Work.of(problem), gpu), 1)
+    model = _model(gpu)
+    table = model.table([worked_out], problem.kind())
+    (found,) = _cheapest(table, model.cost(table, Work.of(problem), gpu), 1)
     return found
 
 
-def _cheapest(table: Table, costs: Cost, count: int) -> tuple[Estimate, ...]:
+@dataclass(frozen=True)
+class _Model:
+    """An architecture's cost model: tables of all candidates and of given plans; what each row costs."""
+
+    candidates: Callable[[GemmProblem, StorePath, tuple[int, ...]], Any]
+    table: Callable[[Any, GemmProblem], Any]
+    cost: Callable[[Any, Work, Gpu], Cost]
+
+
+def _model(gpu: Gpu) -> _Model:
+    return {
+        "sm_90a": _Model(candidates, Table.of, cost),
+        "sm_100a": _Model(blackwell.candidates, blackwell.Table.of, blackwell.cost),
+    }[gpu.target]
+
+
+def _cheapest(table: Any, costs: Cost, count: int) -> tuple[Estimate, ...]:
     return tuple(
         Estimate(
             table.plans[i].config,
@@ -95,7 +118,7 @@ _CYCLES = ("mma", "fill", "store", "dram", "reduce", "total")
 
 @functools.lru_cache(maxsize=64)
 def candidates(kind: GemmProblem, store: StorePath, splits: tuple[int, ...]) -> Table:
-    """Every kernel considered for a kind of problem."""
+    """Every sm_90a kernel considered for a kind of problem."""
     plans = []
     for ways in splits:
         for config in _space():

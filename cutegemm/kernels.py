@@ -1,7 +1,6 @@
 """Which kernel serves which sizes, and where its compiled form comes from: chosen, keyed, built once."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -9,16 +8,16 @@ from cutegemm import heuristic
 from cutegemm.artifact import Artifact
 from cutegemm.cache import default_cache
 from cutegemm.config import GemmConfig
-from cutegemm.dependencies import missing_dependency
 from cutegemm.errors import ConfigError
 from cutegemm.fingerprint import KernelKey, kernel_key
 from cutegemm.hardware import Gpu
-from cutegemm.hopper.plan import HopperPlan, plan
 from cutegemm.parts.limits import StorePath
+from cutegemm.parts.plan import KernelPlan
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import TileScheduler, default_order
 from cutegemm.scheduler.arithmetic import ceil_div
 from cutegemm.scheduler.identity import scheduler_identity
+from cutegemm.targets import builder, check_scheduler, plan
 
 NOMINAL_SIZE = 4096  # of M and N where they are not known
 STREAM_CANDIDATES = 100  # of the heuristic's ranking, among which StreamK finds one it can be used with
@@ -26,16 +25,18 @@ STREAM_CANDIDATES = 100  # of the heuristic's ranking, among which StreamK finds
 
 @dataclass(frozen=True)
 class Choice:
-    """One kernel of a problem's kind: how it is configured, what orders its tiles, how it stores."""
+    """One kernel of a problem's kind: its configuration, what orders its tiles, how it stores, for whom."""
 
     config: GemmConfig
     scheduler: TileScheduler
     store: StorePath
+    target: str
 
-    def plan(self, problem: GemmProblem) -> HopperPlan:
+    def plan(self, problem: GemmProblem) -> KernelPlan:
         """The configuration worked out for the problem's dtypes and majors. Raises ConfigError."""
         seen = problem.swapped() if self.config.swap_ab else problem
-        return plan(self.config, seen, self.store, self.scheduler.splits, self.scheduler.streamed)
+        splits, streamed = self.scheduler.splits, self.scheduler.streamed
+        return plan(self.target, self.config, seen, self.store, splits, streamed)
 
     def is_legal(self, problem: GemmProblem) -> bool:
         """Whether there is a plan for the problem."""
@@ -60,6 +61,8 @@ class Kernels:
         scheduler: TileScheduler | None,
         target: str,
     ) -> None:
+        if scheduler is not None:
+            check_scheduler(target, scheduler)
         self.problem = problem
         self.config = config
         self.scheduler = scheduler
@@ -71,7 +74,7 @@ class Kernels:
         """The kernel for a problem of these sizes on a GPU."""
         if self.config is not None:
             scheduler = self.scheduler or default_scheduler(self.config, 1, self.problem, gpu)
-            given = Choice(self.config, scheduler, store)
+            given = Choice(self.config, scheduler, store, self.target)
             return replace(given, config=given.plan(self.problem).config)
         splits = heuristic.SPLITS if self.scheduler is None else (self.scheduler.splits,)
         likely = _by_size_class(self.problem, sizes)
@@ -81,7 +84,7 @@ class Kernels:
             ranking = heuristic.ranked(likely, gpu, STREAM_CANDIDATES, store, splits)
         for best in ranking:
             scheduler = self.scheduler or default_scheduler(best.config, best.splits, likely, gpu)
-            choice = Choice(best.config, scheduler, store)
+            choice = Choice(best.config, scheduler, store, self.target)
             if choice.is_legal(self.problem):
                 return choice
         raise ConfigError(
@@ -105,7 +108,7 @@ class Kernels:
     def import_compiler_unless_cached(self, choice: Choice) -> None:
         """Brings in the kernel compiler now if the choice's kernel will have to be compiled."""
         if not default_cache().holds(self._key(choice)):
-            _builder()
+            builder(self.target)
 
     def ptx_with_lines(self, choice: Choice) -> str:
         """PTX of the same instructions as the artifact's with .loc directives. Raises BuildError.
@@ -116,7 +119,7 @@ class Kernels:
 
     def _from_cache(self, choice: Choice, options: str = "") -> Artifact:
         def compile_now() -> dict[str, bytes]:
-            build = _builder()
+            build = builder(self.target)
             plan, kind = choice.plan(self.problem), self.problem.kind()
             return build(plan, kind, choice.scheduler, self.target, options)
 
@@ -130,15 +133,6 @@ class Kernels:
         return kernel_key(f"{spec}\n{options}" if options else spec, self.target)
 
 
-def _builder() -> Callable[..., dict[str, bytes]]:
-    """What compiles a plan. Raises MissingDependencyError if a package it needs cannot be imported."""
-    try:
-        from cutegemm.hopper.build import build
-    except ModuleNotFoundError as error:
-        raise missing_dependency(error) from error
-    return build
-
-
 def default_scheduler(config: GemmConfig, splits: int, problem: GemmProblem, gpu: Gpu) -> TileScheduler:
     """The scheduler of a configuration where nobody asked for one.
 
@@ -147,12 +141,13 @@ def default_scheduler(config: GemmConfig, splits: int, problem: GemmProblem, gpu
     m, n = problem.m or NOMINAL_SIZE, problem.n or NOMINAL_SIZE
     if config.swap_ab:
         m, n = n, m
+    cta_m = config.tile_m // config.mma_ctas
     order = default_order(
-        ceil_div(m, config.tile_m),
+        ceil_div(m, cta_m),
         ceil_div(n, config.tile_n),
         config.cluster_m,
         config.cluster_n,
-        tile_m=config.tile_m,
+        tile_m=cta_m,
         tile_n=config.tile_n,
         workers=gpu.resident_clusters(config.cluster_size * splits),
     )

@@ -16,7 +16,7 @@ import torch
 
 from cutegemm.callrecord import CallRecord
 from cutegemm.errors import ProblemError
-from cutegemm.hopper.plan import HopperPlan
+from cutegemm.parts.plan import KernelPlan, counts_tasks
 from cutegemm.residency import loading_allowed
 from cutegemm.scheduler import TileScheduler
 
@@ -39,12 +39,12 @@ class Needs:
         return self.counters > 0
 
 
-def needs(scheduler: TileScheduler, plan: HopperPlan, resident: int, k: int) -> Needs:
+def needs(scheduler: TileScheduler, plan: KernelPlan, resident: int, k: int) -> Needs:
     """What launches with ``resident`` clusters at once need, for products of depth k.
 
     Raises ProblemError for a k whose stages StreamK cannot count.
     """
-    if scheduler.queued:
+    if counts_tasks(scheduler, plan):
         return Needs(QUEUE_COUNTERS, 0)
     if not scheduler.streamed:
         return Needs(0, 0)

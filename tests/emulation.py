@@ -19,7 +19,9 @@ TARGET = "sm_90a"
 GPU = gpu_by_name("H200")
 
 
-def gemm_of(case: Case, config: GemmConfig, scheduler: TileScheduler | None = None) -> Gemm:
+def gemm_of(
+    case: Case, config: GemmConfig, scheduler: TileScheduler | None = None, target: str = TARGET
+) -> Gemm:
     """The gemm of a case, for sizes known at the call."""
     shape: tuple[int | None, ...] = (None, None, None) if case.l is None else (None, None, None, None)
     return cutegemm.compile(
@@ -31,7 +33,7 @@ def gemm_of(case: Case, config: GemmConfig, scheduler: TileScheduler | None = No
         out_major=case.out_major,
         scheduler=scheduler or TileScheduler(),
         config=config,
-        target=TARGET,
+        target=target,
     )
 
 

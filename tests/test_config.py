@@ -19,6 +19,7 @@ INTEGER_FIELDS = (
     "cluster_m",
     "cluster_n",
     "consumers",
+    "mma_ctas",
     "stages",
     "store_stages",
 )
@@ -92,7 +93,7 @@ def test_text_is_short_and_complete() -> None:
 def test_configurations_that_differ_read_differently() -> None:
     variants = [with_field(name, 2) for name in INTEGER_FIELDS if name != "consumers"]
     variants += [with_field("consumers", 1), with_field("swap_ab", True), with_field("schedule", "pingpong")]
-    assert len({str(variant) for variant in variants}) == len(set(variants)) == 10
+    assert len({str(variant) for variant in variants}) == len(set(variants)) == 11
 
 
 @given(st.integers(-500, 500), st.sets(st.integers(1, 300), min_size=1))

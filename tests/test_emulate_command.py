@@ -143,7 +143,7 @@ def test_no_products_to_add(capsys: pytest.CaptureFixture[str]) -> None:
         ("emulate 16 16 8 --assignment Nobody", "Nobody"),
         ("emulate 16 16 8 --schedule Hilbert --schedule Morton", "twice: Hilbert and Morton"),
         ("emulate 16 16 8 --schedule pingpong", "schedule given without a tile"),
-        ("emulate 16 16 8 --target sm_100a", "sm_100a"),
+        ("emulate 16 16 8 --target sm_120a", "sm_120a"),
         ("emulate 16 16 8 --tile 100x100x64", "100"),
     ],
 )

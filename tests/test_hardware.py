@@ -75,18 +75,15 @@ def test_supported_targets_pass(name: str) -> None:
         ("hopper", "write 'sm_90a'"),
         ("Hopper", "write 'sm_90a'"),
         ("compute_90", "write 'sm_90a'"),
-        (
-            "sm_100",
-            "'sm_100a' would be right, but there is no kernel for it yet; there are kernels for: sm_90a",
-        ),
-        ("blackwell", "no kernel for it yet; there are kernels for: sm_90a"),
-        ("sm_100f", "there are kernels for: sm_90a"),
+        ("sm_100", "write 'sm_100a'"),
+        ("blackwell", "write 'sm_100a'"),
+        ("sm_100f", "there are kernels for: sm_90a, sm_100a"),
         ("sm_103a", "B300"),
         ("sm_120a", "consumer Blackwell"),
         ("sm_121a", "consumer Blackwell"),
         ("H200", "is a GPU, not the architecture that its kernels are compiled for; write 'sm_90a'"),
         ("h100-sxm", "is a GPU"),
-        ("NVIDIA B200", "no kernel for it yet; there are kernels for: sm_90a"),
+        ("NVIDIA B200", "write 'sm_100a'"),
         ("sm_80", "unknown; there are kernels for: sm_90a"),
         ("", "unknown; there are kernels for"),
         ("gfx942", "unknown; there are kernels for"),
@@ -101,7 +98,7 @@ def test_other_targets_are_refused_with_what_to_write(given: str, said: str) -> 
 
 @pytest.mark.parametrize("given", [90, None, ("sm_90a",)])
 def test_a_target_that_is_no_string_is_refused(given: object) -> None:
-    with pytest.raises(TargetError, match=r"as a string, one of: sm_90a$"):
+    with pytest.raises(TargetError, match=r"as a string, one of: sm_90a, sm_100a$"):
         normalise_target(given)  # type: ignore[arg-type]
 
 
@@ -140,7 +137,8 @@ def test_a_gpu_of_another_architecture_is_refused_by_name(capability: tuple[int,
     major, minor = capability
     with pytest.raises(
         TargetError,
-        match=rf"NVIDIA X1 has compute capability {major}\.{minor}.*are sm_90a \(capability 9\.0\)$",
+        match=rf"NVIDIA X1 has compute capability {major}\.{minor}.*"
+        r"are sm_90a \(capability 9\.0\), sm_100a \(capability 10\.0\)$",
     ):
         gpu_from_properties(properties(name="NVIDIA X1", major=major, minor=minor))
 

@@ -18,6 +18,7 @@ from cutegemm.errors import CutegemmError
 from cutegemm.hardware import Gpu
 from cutegemm.kernels import Choice, Kernels
 from cutegemm.operands import check_call, store_path
+from cutegemm.parts.plan import KernelPlan, counts_tasks
 from cutegemm.workspace import needs
 
 # Modes whose stride the compiled code takes to be 1.
@@ -28,6 +29,13 @@ def _ring_labels(stages: int) -> dict[int, str]:
     """The barriers of the operand ring, which come first in shared memory, by their offset."""
     arrived = {8 * i: f"inputs_arrived[{i}]" for i in range(stages)}
     return arrived | {8 * (stages + i): f"inputs_consumed[{i}]" for i in range(stages)}
+
+
+def _sms(choice: Choice, plan: KernelPlan, resident: int | None) -> int | None:
+    """SMs of the emulated GPU, where its size decides on the number of workers; None: all of them."""
+    if resident is None or not choice.scheduler.queued or counts_tasks(choice.scheduler, plan):
+        return None
+    return resident * plan.cluster_ctas
 
 
 def _with_source_lines(error: EmulationError, kernels: Kernels, choice: Choice, ptx: str) -> EmulationError:
@@ -95,6 +103,7 @@ def emulate(
             Addresses(record, {"counters": counters, "partials": partials} if needed else {}),
             outcome,
             None,
+            sms=_sms(choice, plan, circumstances.resident),
             seed=circumstances.seed,
             check=circumstances.check,
             ptx=ptx,

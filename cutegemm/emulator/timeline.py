@@ -116,7 +116,7 @@ def division_of(gemm: "Gemm", k: int, cta: int = 0) -> Division:
     # CTAs that share a tile's K get equal numbers of steps, the first ones one more, and none goes without.
     steps = max(1, steps // splits + (cta % splits < steps % splits))
     problem = gemm.problem.swapped() if config.swap_ab else gemm.problem
-    a = config.tile_m * dtype_bytes(problem.a_dtype) // config.cluster_n
+    a = config.tile_m // config.mma_ctas * dtype_bytes(problem.a_dtype) // config.cluster_n
     b = config.tile_n * dtype_bytes(problem.b_dtype) // config.cluster_m
     teams = 2 if config.schedule == "pingpong" else 1
     return Division(gemm.resources.stages, steps, (a + b) * config.tile_k, teams)

@@ -77,7 +77,9 @@ def random_kind(seed: int) -> Kind:
 def is_legal(config: GemmConfig, kind: Kind) -> bool:
     """Whether there is a kernel of a configuration for every way to store D."""
     scheduler = kind.scheduler or TileScheduler()
-    return all(Choice(config, scheduler, store).is_legal(kind.problem) for store in get_args(StorePath))
+    return all(
+        Choice(config, scheduler, store, "sm_90a").is_legal(kind.problem) for store in get_args(StorePath)
+    )
 
 
 def _random_config(chance: random.Random) -> GemmConfig | None:

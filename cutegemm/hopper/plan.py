@@ -113,6 +113,11 @@ class HopperPlan:
         return 4 * self.warpgroups_per_tile
 
     @property
+    def launch_control(self) -> bool:
+        """Whether the hardware can hand out tasks: not on Hopper."""
+        return False
+
+    @property
     def reading_warps(self) -> int:
         """Warps of a CTA that follow the sequence of its tasks: ping-pong teams follow all of them."""
         return 1 + 4 * self.config.consumers
@@ -182,6 +187,7 @@ def _check_shape(config: GemmConfig, problem: GemmProblem) -> None:
     check_one_of("cluster_m", config.cluster_m, CLUSTER, "this kernel")
     check_one_of("cluster_n", config.cluster_n, CLUSTER, "this kernel")
     check_one_of("consumers", config.consumers, (1, 2), "the register file")
+    check_one_of("mma_ctas", config.mma_ctas, (1,), "WGMMA, an instruction of one CTA,")
     if config.schedule == "pingpong" and config.consumers != 2:
         raise ConfigError(
             f"pingpong alternates two consumer warpgroups, consumers={config.consumers} was given; "

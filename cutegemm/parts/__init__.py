@@ -1,11 +1,13 @@
 """What the kernels of all architectures are made of; each is put together in a package of its own.
 
-    limits.py    numbers that hold everywhere; no compiler needed
+    limits.py    numbers that hold everywhere
+    plan.py      what every kernel's plan says to the outside
     tensors.py   the operands: dtypes, the symbolic ones a kernel is traced with, how the kernel sees them
     host.py      what the compiled host code checks before it launches
     grid.py      the work of a launch, and where a CTA stands in it
     feed.py      whose work is what
     ring.py      operand stages and their barriers
+    squares.py   elements of accumulators to global memory, one by one
 
-Nothing here knows torch. Every module but limits.py imports the compiler.
+Nothing here knows torch. Every module but limits.py and plan.py imports the compiler.
 """

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from cutegemm.config import GemmConfig
 from cutegemm.parts.limits import StorePath
+from cutegemm.scheduler import Dynamic, TileScheduler
 
 
 class KernelPlan(Protocol):
@@ -44,3 +45,18 @@ class KernelPlan(Protocol):
     @property
     def reading_warps(self) -> int:
         """Warps of a CTA that follow the sequence of its tasks."""
+
+    @property
+    def launch_control(self) -> bool:
+        """Whether the hardware can hand out tasks."""
+
+
+def counts_tasks(scheduler: TileScheduler, plan: KernelPlan) -> bool:
+    """Whether workers fetch their tasks from a counter in global memory: Dynamic, but for what hardware does.
+
+    Hardware launches as many workers as fit; only a counter knows of a limit.
+    """
+    assignment = scheduler.assignment
+    if not isinstance(assignment, Dynamic):
+        return False
+    return not plan.launch_control or assignment.max_workers is not None

@@ -24,6 +24,15 @@ class StageCursor:
     parity: Int32
 
 
+def advanced(cursor: StageCursor, count: int) -> StageCursor:
+    """The cursor one place on in a ring of ``count``; the parity flips where the ring wraps."""
+    following = cursor.stage + 1
+    wrapped = following == count
+    stage = cutlass.select_(wrapped, Int32(0), following)
+    parity = cutlass.select_(wrapped, cursor.parity ^ 1, cursor.parity)
+    return StageCursor(stage, parity)
+
+
 @dataclass(frozen=True)
 class StageRing:
     """The barriers of the operand ring; pointers into shared memory, one 8-byte barrier a stage."""
@@ -46,11 +55,7 @@ class StageRing:
 
     def advanced(self, cursor: StageCursor) -> StageCursor:
         """The cursor one stage on; the parity flips where the ring wraps."""
-        following = cursor.stage + 1
-        wrapped = following == self.stages
-        stage = cutlass.select_(wrapped, Int32(0), following)
-        parity = cutlass.select_(wrapped, cursor.parity ^ 1, cursor.parity)
-        return StageCursor(stage, parity)
+        return advanced(cursor, self.stages)
 
     def skipped(self, cursor: StageCursor, count: Int32) -> StageCursor:
         """The cursor ``count`` stages on, past stages another team consumes."""

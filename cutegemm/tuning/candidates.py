@@ -53,7 +53,7 @@ def candidates(
         more = heuristic.ranked(problem, gpu, PER_SPLIT, store, (ways,))
         estimates += [estimate for estimate in more if estimate.total <= limit and estimate not in estimates]
     found = [_candidate(estimate, problem, gpu, scheduler) for estimate in estimates]
-    found = [one for one in found if Choice(one.config, one.scheduler, store).is_legal(problem)]
+    found = [one for one in found if Choice(one.config, one.scheduler, store, gpu.target).is_legal(problem)]
     if scheduler is None:
         found += _reordered(found)
     return found

@@ -1,0 +1,202 @@
+"""How long a launch takes on sm_100a, in SM cycles: what the busiest SM does, term by term.
+
+For one stage of one tile the main loop takes the longest of
+
+    mma     an MMA of N columns and 16 steps of K takes N / 2 cycles, be it 128 rows that a CTA has of it or
+            64; or as long as its operands take to come out of shared memory
+    fill    the bytes of A and B asked of L2 over the CTA's share of L2's rate
+    local   all bytes of the stage over what one SM takes in, whoever else they are shared with
+
+plus the cost of passing a stage on. A tile's epilogue runs under the next tile's main loop: what shows of it
+is what is longer than that, and the last one. Device memory bounds the launch from below.
+
+None of this has been measured on a GPU with tensor memory. Rates per SM that are not in the vendor's
+documents are those fitted on an H200 (cutegemm/costmodel.py), on the assumption that they are no worse.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cutegemm.blackwell.plan import CLUSTER_N, TILE_M, BlackwellPlan, plan
+from cutegemm.config import GemmConfig
+from cutegemm.errors import ConfigError
+from cutegemm.hardware import Gpu
+from cutegemm.parts.limits import StorePath
+from cutegemm.problem import GemmProblem
+from cutegemm.work import Cost, Work
+
+MIN_STAGES = 3  # a shallower pipeline does not hide the latency of a load
+TILES_N = (*range(8, 121, 8), *range(128, 257, 16))
+LINE_BYTES = 128
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The rates of an SM; cycles are those of the GPU's highest clock.
+
+    macs_per_cycle          16-bit MACs: 2.25 Pflop/s dense are 4096 for each of 148 SMs at 1.86 GHz
+    smem_bytes_per_cycle    of one SM, read by MMAs
+    launch_cycles           launch, set-up with tensor memory, the first load and the last store
+    cluster_launch_cycles   more, with clusters
+    tile_cycles             refilling the pipeline of MMAs when a tile's first loads come late
+    stage_cycles            passing a stage on: load warp and MMA warp run apart, so that little of it shows
+    store_cycles            a tile's store, whatever its size
+    store_bytes_per_cycle   of one epilogue warpgroup's store
+    l2_bytes_per_cycle      one SM's share when all SMs ask
+    l2_bytes_per_cycle_alone   for one SM when few ask
+    local_bytes_per_cycle   what one SM takes in
+    multicast_share         of an operand that a cluster shares, what it costs L2
+    coincidence_share       of an operand that other CTAs ask for at the same time
+    hidden_share            of the shorter of mma and fill that shows all the same
+    dram_share              of the peak rate
+    overlap_loss            of the shorter of SM work and device memory that shows all the same
+    """
+
+    macs_per_cycle: float = 4096.0
+    smem_bytes_per_cycle: float = 128.0
+    launch_cycles: float = 2400.0
+    cluster_launch_cycles: float = 135.0
+    tile_cycles: float = 150.0
+    stage_cycles: float = 16.0
+    store_cycles: float = 1094.0
+    store_bytes_per_cycle: float = 17.5
+    l2_bytes_per_cycle: float = 50.7
+    l2_bytes_per_cycle_alone: float = 54.6
+    local_bytes_per_cycle: float = 85.7
+    multicast_share: float = 0.583
+    coincidence_share: float = 0.806
+    hidden_share: float = 0.08
+    dram_share: float = 0.9
+    overlap_loss: float = 0.3
+
+
+ASSUMED = Constants()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Kernels, one a row: their plans, and what the model needs of them as arrays."""
+
+    plans: tuple[BlackwellPlan, ...]
+    tile_m: np.ndarray
+    tile_n: np.ndarray
+    tile_k: np.ndarray
+    cta_m: np.ndarray
+    cta_n: np.ndarray  # columns of B that one CTA loads
+    teams_m: np.ndarray
+    cluster_n: np.ndarray
+    ctas: np.ndarray
+    consumers: np.ndarray
+    swapped: np.ndarray
+
+    @classmethod
+    def of(cls, plans: Sequence[BlackwellPlan], kind: GemmProblem) -> "Table":
+        """The rows of plans."""
+        configs = [p.config for p in plans]
+
+        def column(values: Sequence[float]) -> np.ndarray:
+            return np.array(values, dtype=np.float64)
+
+        return cls(
+            tuple(plans),
+            column([c.tile_m for c in configs]),
+            column([c.tile_n for c in configs]),
+            column([c.tile_k for c in configs]),
+            column([p.cta_m for p in plans]),
+            column([p.cta_n for p in plans]),
+            column([p.teams_m for p in plans]),
+            column([c.cluster_n for c in configs]),
+            np.array([p.cluster_ctas for p in plans], dtype=np.intp),
+            column([c.consumers for c in configs]),
+            np.array([c.swap_ab for c in configs], dtype=bool),
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def candidates(kind: GemmProblem, store: StorePath, splits: tuple[int, ...]) -> Table:
+    """Every kernel considered for a kind of problem; none shares a tile's K."""
+    plans = []
+    for config in _space() if 1 in splits else ():
+        try:
+            worked_out = plan(config, kind.swapped() if config.swap_ab else kind, store)
+        except ConfigError:
+            continue
+        if worked_out.stages >= MIN_STAGES:
+            plans.append(worked_out)
+    return Table.of(plans, kind)
+
+
+def _space() -> list[GemmConfig]:
+    """The configurations worth estimating."""
+    return [
+        GemmConfig(tile_m, tile_n, tile_k, cluster_m, cluster_n, consumers, swap_ab=swap, mma_ctas=mma_ctas)
+        for mma_ctas, sizes in TILE_M.items()
+        for tile_m in sizes
+        for tile_n in TILES_N
+        for cluster_m in ((1, 2) if mma_ctas == 1 else (2, 4))
+        for cluster_n in CLUSTER_N
+        for consumers in (1, 2)
+        for tile_k in ((64, 128) if tile_m * tile_n <= 128 * 64 else (64,))
+        for swap in ((False, True) if tile_n <= 128 else (False,))
+    ]
+
+
+def cost(table: Table, work: Work, gpu: Gpu, constants: Constants = ASSUMED) -> Cost:
+    """What every kernel of the table takes for a problem on a GPU."""
+    c = constants
+    m, n = (np.where(table.swapped, a, b) for a, b in ((work.n, work.m), (work.m, work.n)))
+    along_m = np.ceil(m / (table.tile_m * table.teams_m))
+    along_n = np.ceil(n / (table.tile_n * table.cluster_n))
+    clusters = along_m * along_n * work.batch
+    workers = _resident(gpu)[table.ctas]
+    waves = np.ceil(clusters / workers)
+    k_tiles = np.ceil(work.k / table.tile_k)
+    stage_bytes = (table.cta_m + table.cta_n) * table.tile_k * work.in_bytes
+    mma = _mma(table, work, c)
+    fill = _asked_of_l2(table, along_m, along_n, c) * table.tile_k * work.in_bytes
+    busy = np.minimum(clusters, workers) * table.ctas
+    fill = fill / np.minimum(c.l2_bytes_per_cycle * gpu.sms / busy, c.l2_bytes_per_cycle_alone)
+    longest = np.maximum(np.maximum(mma, fill), stage_bytes / c.local_bytes_per_cycle)
+    loop = k_tiles * (longest + c.hidden_share * np.minimum(mma, fill) + c.stage_cycles)
+    store = c.store_cycles + table.cta_m * table.tile_n * work.out_bytes / (
+        c.store_bytes_per_cycle * table.consumers
+    )
+    body = loop + (waves - 1) * np.maximum(loop + c.tile_cycles, store) + store
+    dram = work.bytes / (c.dram_share * gpu.memory_bytes_per_s / gpu.sm_clock_hz) + np.zeros_like(body)
+    total = c.launch_cycles + c.cluster_launch_cycles * (table.ctas > 1)
+    return Cost(
+        tiles=clusters * table.teams_m * table.cluster_n,
+        waves=waves,
+        mma=mma * k_tiles,
+        fill=fill * k_tiles,
+        store=store,
+        dram=dram,
+        reduce=np.zeros_like(body),
+        total=total + np.maximum(body, dram) + c.overlap_loss * np.minimum(body, dram),
+    )
+
+
+def _mma(table: Table, work: Work, c: Constants) -> np.ndarray:
+    """Cycles of one stage's MMAs in one CTA: 128 lanes of results at a time, be they all used or not."""
+    folded = (table.cta_m == 64) & (table.cta_n < table.tile_n)
+    columns = np.where(folded, 0.5, 1.0) * table.tile_n
+    computing = 128 * columns * 16 / c.macs_per_cycle
+    reading = (table.cta_m + table.cta_n) * 16 * work.in_bytes / c.smem_bytes_per_cycle
+    return np.maximum(computing, reading) * table.tile_k / 16
+
+
+def _asked_of_l2(table: Table, along_m: np.ndarray, along_n: np.ndarray, c: Constants) -> np.ndarray:
+    """Rows of A and B that one CTA's part of a tile costs L2."""
+    alone_a, alone_b = (np.where(along > 1, c.coincidence_share, 1.0) for along in (along_n, along_m))
+    share_a = np.where(table.cluster_n > 1, c.multicast_share, alone_a)
+    share_b = np.where(table.teams_m > 1, c.multicast_share, alone_b)
+    return table.cta_m * share_a + table.cta_n * share_b
+
+
+@functools.lru_cache(maxsize=64)
+def _resident(gpu: Gpu) -> np.ndarray:
+    """Clusters that run at once, by their CTAs."""
+    return np.array([0.0, *(gpu.resident_clusters(ctas) for ctas in range(1, 17))])

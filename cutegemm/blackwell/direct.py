@@ -1,0 +1,52 @@
+"""Stores that go from registers to global memory, each element under its own bounds check.
+
+For outputs TMA cannot store: it writes whole 16-byte units, so a line that ends inside one would spill
+over its end, and it needs addresses and pitches of such units.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from cutegemm.blackwell.chunks import ChunkedStore, Member
+from cutegemm.blackwell.results import Result, piece_coordinates, piece_copy, piece_squares
+from cutegemm.parts.squares import SquareWriter
+from cutegemm.parts.tensors import CUTE_DTYPES
+
+
+@dataclass(frozen=True)
+class DirectStore(ChunkedStore):
+    """Chunks straight from registers. mD_mnl is the output itself, (M, N, L)."""
+
+    mD_mnl: cute.Tensor
+
+    def prefetch(self) -> None:
+        """See TmaStore.prefetch: nothing to fetch."""
+
+    def allocate(self, smem: Any) -> None:
+        """See TmaStore.allocate: no buffers."""
+
+    def buffers_of(self, consumer: Int32, buffers: None) -> None:
+        """See TmaStore.buffers_of."""
+
+    def drain(self, member: Member) -> None:
+        """See TmaStore.drain: nothing is in flight."""
+
+    def _chunk(self, result: Result, buffers: None, member: Member, piece: tuple) -> None:
+        """See ChunkedStore._chunk."""
+        plan = self.plan
+        (row, column, batch), first, width, _, last = piece
+        thread_copy = piece_copy(result.ring, width).get_slice(member.thread)
+        r, c = thread_copy.partition_D(piece_coordinates(plan, width))[0]
+        if plan.halves == 2:
+            # The upper lanes hold the right half, which the piece has beside the left one.
+            c = c + member.thread // 64 * (plan.accumulator_columns - width)
+        values = self._read(result, first, width, last)
+        dtype = CUTE_DTYPES[self.problem.out_dtype]
+        writer = SquareWriter(self.mD_mnl, row + r, column + first + c, batch, dtype)
+        for number, down, right in piece_squares(plan, width):
+            corner = writer.pointer(Int32(down), Int32(right))
+            square = tuple(values[number + i] for i in range(4))
+            writer.write(corner, Int32(down), Int32(right), square)

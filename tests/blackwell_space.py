@@ -1,0 +1,119 @@
+"""sm_100a kernels of the legal space: drawn at random, and what a case may look like for one."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from gpu_checks import Case
+
+from cutegemm import GemmConfig, GemmProblem
+from cutegemm.blackwell.plan import CLUSTER_M, CLUSTER_N, TILE_K, TILE_M, BlackwellPlan, plan
+from cutegemm.errors import ConfigError
+from cutegemm.scheduler import (
+    Blocked,
+    ColumnMajor,
+    Dynamic,
+    GroupedM,
+    GroupedN,
+    Hilbert,
+    Morton,
+    Persistent,
+    RowMajor,
+    Static,
+    TileScheduler,
+)
+
+TARGET = "sm_100a"
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+NAMES = {BF16: "bfloat16", F16: "float16", F32: "float32"}
+MOST_ELEMENTS = 640  # along M or N, about; at least one whole cluster tile
+ORDERS = (RowMajor(), ColumnMajor(), GroupedM(2), GroupedN(3), Blocked(2, 2), Morton(), Hilbert())
+ASSIGNMENTS = (Persistent(), Persistent(), Static(), Dynamic(), Dynamic(2))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kernel: configuration, a case whose sizes are yet to be drawn, scheduler."""
+
+    config: GemmConfig
+    case: Case = Case(0, 0, 0)  # noqa: RUF009 - frozen
+    scheduler: TileScheduler = TileScheduler()  # noqa: RUF009 - frozen
+
+    @property
+    def seen(self) -> GemmProblem:
+        """The problem as the kernel sees it."""
+        case = self.case
+        problem = GemmProblem(
+            None, None, None, 1, NAMES[case.dtype], NAMES[case.dtype], NAMES[case.out_dtype],
+            case.a_major, case.b_major, case.out_major,
+        )  # fmt: skip
+        return problem.swapped() if self.config.swap_ab else problem
+
+    @property
+    def plan(self) -> BlackwellPlan:
+        """Its plan; raises ConfigError if the configuration is not legal."""
+        return plan(self.config, self.seen, "direct" if self.case.out_shift else "tma")
+
+    def is_legal(self) -> bool:
+        """Whether there is a plan."""
+        try:
+            return self.plan is not None
+        except ConfigError:
+            return False
+
+
+def pair(tile_m: int, tile_n: int, **fields: object) -> GemmConfig:
+    """A configuration with MMAs of two CTAs."""
+    return GemmConfig(tile_m, tile_n, **{"cluster_m": 2, "mma_ctas": 2, **fields})  # type: ignore[arg-type]
+
+
+def drawn_kind(chance: random.Random) -> Kind:
+    """A legal kernel: tile, cluster, MMAs of one or two CTAs, majors, dtypes, order, assignment."""
+    while True:
+        mma_ctas = chance.choice((1, 2))
+        config = GemmConfig(
+            chance.choice(TILE_M[mma_ctas]),
+            8 * chance.randint(1, 32),
+            chance.choice(TILE_K),
+            chance.choice(CLUSTER_M),
+            chance.choice(CLUSTER_N),
+            chance.choice((1, 2)),
+            swap_ab=chance.random() < 0.2,
+            mma_ctas=mma_ctas,
+        )
+        dtype = chance.choice((BF16, F16))
+        majors = {"a_major": chance.choice("km"), "b_major": chance.choice("kn")}
+        case = Case(
+            0, 0, 0, chance.choice((None, None, 0)), dtype, chance.choice((dtype, F32)),
+            **majors, out_major=chance.choice("nm"), out_shift=chance.choice((0, 0, 0, 1)),
+        )  # fmt: skip
+        scheduler = TileScheduler(chance.choice(ORDERS), chance.choice(ASSIGNMENTS))
+        kind = Kind(config, case, scheduler)
+        if kind.is_legal():
+            return kind
+
+
+def longest(config: GemmConfig) -> tuple[int, int, int]:
+    """Largest M, N and K drawn: three cluster tiles, or fewer if those are large."""
+    m = config.tile_m * config.cluster_m // config.mma_ctas
+    n = config.tile_n * config.cluster_n
+    m, n = (max(size, min(3 * size, MOST_ELEMENTS)) for size in (m, n))
+    return (n, m, 4 * config.tile_k) if config.swap_ab else (m, n, 4 * config.tile_k)
+
+
+def units(case: Case) -> tuple[int, int]:
+    """What M and N must be multiples of so that lines of D end on 16 bytes, where TMA stores them."""
+    unit = 16 // case.out_dtype.itemsize if case.out_shift == 0 else 1
+    return (unit, 1) if case.out_major == "m" else (1, unit)
+
+
+def drawn_cases(kind: Kind, chance: random.Random, count: int) -> Iterator[Case]:
+    """Sizes of single elements, of whole tiles, and anything in between."""
+    for _ in range(count):
+        sizes = [
+            max(1, chance.choice((1, longest_ // unit, chance.randint(1, longest_ // unit)))) * unit
+            for longest_, unit in zip(longest(kind.config), (*units(kind.case), 1), strict=True)
+        ]
+        batch = None if kind.case.l is None else chance.randint(1, 3)
+        yield replace(kind.case, m=sizes[0], n=sizes[1], k=sizes[2], l=batch)

@@ -1,0 +1,134 @@
+"""The sm_100a kernel in the emulator, every check on: whatever is legal is right, whoever runs first.
+
+The kernels are few, so that little is compiled; sizes, clusters at a time and orders of execution are drawn.
+With CUTEGEMM_BLACKWELL_CASES=2000 kernels are drawn too, and so many cases run in all.
+"""
+
+import itertools
+import os
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from blackwell_space import (
+    ASSIGNMENTS,
+    F16,
+    F32,
+    ORDERS,
+    TARGET,
+    Kind,
+    drawn_cases,
+    drawn_kind,
+    longest,
+    pair,
+    units,
+)
+from emulation import gemm_of, judged
+from gpu_checks import Case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cutegemm import GemmConfig
+from cutegemm.blackwell.plan import CLUSTER_M, CLUSTER_N, TILE_M
+from cutegemm.gemm import Gemm
+from cutegemm.scheduler import Blocked, Dynamic, GroupedN, Hilbert, Morton, Static, TileScheduler
+
+EXAMPLES = 3  # of each listed kernel
+LONG_RUN = int(os.environ.get("CUTEGEMM_BLACKWELL_CASES", "0"))
+DRAWN_KERNELS, CASES_EACH = (-(-LONG_RUN // 4), 4) if LONG_RUN else (10, 2)
+
+KINDS = {
+    "128x128": Kind(GemmConfig(128, 128)),
+    "128x256, one epilogue warpgroup": Kind(
+        GemmConfig(128, 256, consumers=1), Case(0, 0, 0, dtype=F16, out_dtype=F16), TileScheduler(Hilbert())
+    ),
+    "64x24": Kind(GemmConfig(64, 24, consumers=1), Case(0, 0, 0, a_major="m")),
+    "64x8, two stages": Kind(GemmConfig(64, 8, stages=2), Case(0, 0, 0, l=0, out_dtype=F32)),
+    "128x208, ragged chunks": Kind(GemmConfig(128, 208), Case(0, 0, 0, b_major="n", out_major="m")),
+    "stages of 128": Kind(GemmConfig(64, 96, 128), Case(0, 0, 0, a_major="m", b_major="n", dtype=F16)),
+    "batch, float32": Kind(
+        GemmConfig(128, 80), Case(0, 0, 0, l=0, out_dtype=F32), TileScheduler(Morton(), Static())
+    ),
+    "cluster 2x1": Kind(GemmConfig(128, 64, cluster_m=2), Case(0, 0, 0, b_major="n")),
+    "cluster 1x2": Kind(GemmConfig(64, 128, cluster_n=2), Case(0, 0, 0, a_major="m", dtype=F16)),
+    "cluster 4x2": Kind(GemmConfig(64, 64, cluster_m=4, cluster_n=2), Case(0, 0, 0, out_dtype=F32)),
+    "swapped": Kind(GemmConfig(128, 16, swap_ab=True), Case(0, 0, 0, b_major="n")),
+    "direct store": Kind(GemmConfig(128, 112), Case(0, 0, 0, out_shift=1)),
+    "direct store, m-major": Kind(GemmConfig(64, 40), Case(0, 0, 0, out_shift=3, out_major="m")),
+    "pair 256x256": Kind(pair(256, 256), Case(0, 0, 0)),
+    "pair 256x128, m-major D": Kind(pair(256, 128), Case(0, 0, 0, out_major="m", a_major="m")),
+    "pair 128x96": Kind(pair(128, 96), Case(0, 0, 0, b_major="n", dtype=F16), TileScheduler(GroupedN(2))),
+    "pair 128x256, float32": Kind(pair(128, 256, consumers=1), Case(0, 0, 0, out_dtype=F32)),
+    "pairs 2x2": Kind(pair(256, 64, cluster_m=4), Case(0, 0, 0, l=0)),
+    "pairs 4x2": Kind(
+        pair(128, 64, cluster_m=4, cluster_n=2), Case(0, 0, 0, a_major="m", b_major="n", out_dtype=F32)
+    ),
+    "dynamic": Kind(GemmConfig(64, 48), Case(0, 0, 0, l=0), TileScheduler(assignment=Dynamic())),
+    "pairs, dynamic": Kind(
+        pair(256, 64, cluster_m=4), Case(0, 0, 0, out_dtype=F32), TileScheduler(Morton(), Dynamic())
+    ),
+    "pair, direct store": Kind(pair(128, 160), Case(0, 0, 0, out_shift=1), TileScheduler(Blocked(2, 2))),
+    "pair, direct store, m-major": Kind(pair(256, 96), Case(0, 0, 0, out_shift=1, out_major="m")),
+}  # fmt: skip
+
+
+@cache
+def gemm(name: str) -> Gemm:
+    """The Gemm of a listed kernel, for any sizes."""
+    kind = KINDS[name]
+    return gemm_of(kind.case, kind.config, kind.scheduler, TARGET)
+
+
+@st.composite
+def cases(draw: st.DrawFn, kind: Kind) -> Case:
+    """Sizes up to a few tiles each way, ragged or whole."""
+    sizes = []
+    for longest_, unit in zip(longest(kind.config), (*units(kind.case), 1), strict=True):
+        sizes.append(draw(st.integers(1, longest_ // unit)) * unit)
+    batch = None if kind.case.l is None else draw(st.integers(1, 3))
+    return replace(kind.case, m=sizes[0], n=sizes[1], k=sizes[2], l=batch)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
+@given(data=st.data())
+def test_any_product_is_right_in_any_order(name: str, data: st.DataObject) -> None:
+    case = data.draw(cases(KINDS[name]))
+    seed = data.draw(st.none() | st.integers(0, 2**31 - 1))
+    resident = data.draw(st.integers(1, 4))
+    judged(gemm(name), case, seed=seed, resident=resident, check=True)
+
+
+# --- kernels that are drawn too ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(DRAWN_KERNELS))
+def test_any_kernel_is_right(number: int) -> None:
+    chance = random.Random(number)
+    kind = drawn_kind(chance)
+    found = gemm_of(kind.case, kind.config, kind.scheduler, TARGET)
+    for case in drawn_cases(kind, chance, CASES_EACH):
+        seed = chance.choice((None, chance.randrange(2**31)))
+        judged(found, case, seed=seed, resident=chance.randint(1, 4), check=True)
+
+
+def test_every_family_is_drawn_in_a_long_run() -> None:
+    """Of 500 kernels: every tile, cluster, MMA, major, dtype and order."""
+    kinds = [drawn_kind(random.Random(number)) for number in range(500)]
+    shown = {
+        (kind.config.mma_ctas, kind.config.tile_m, kind.config.cluster_m, kind.config.cluster_n)
+        for kind in kinds
+    }
+    wanted = {
+        (ctas, tile_m, m, n)
+        for ctas, tiles in TILE_M.items()
+        for tile_m, m, n in itertools.product(tiles, CLUSTER_M, CLUSTER_N)
+        if m % ctas == 0
+    }
+    assert shown == wanted
+    majors = {(kind.case.a_major, kind.case.b_major, kind.case.out_major) for kind in kinds}
+    assert len(majors) == 8
+    assert {kind.scheduler.order for kind in kinds} == set(ORDERS)
+    assert {kind.scheduler.assignment for kind in kinds} == set(ASSIGNMENTS)
+    assert len({(kind.case.dtype, kind.case.out_dtype, kind.case.out_shift) for kind in kinds}) == 8

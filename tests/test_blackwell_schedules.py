@@ -1,0 +1,145 @@
+"""sm_100a kernels under every schedule, and that a tile's epilogue runs under the next tile's MMAs."""
+
+import pytest
+import torch
+from emulation import gemm_of, judged
+from gpu_checks import Case, Operands
+
+from cutegemm import GemmConfig
+from cutegemm.emulator import Emulation
+from cutegemm.emulator.timeline import division_of, lanes
+from cutegemm.errors import ConfigError
+from cutegemm.scheduler import (
+    Blocked,
+    ColumnMajor,
+    Dynamic,
+    GroupedM,
+    GroupedN,
+    Hilbert,
+    Morton,
+    Persistent,
+    RowMajor,
+    SplitK,
+    Static,
+    StreamK,
+    TileScheduler,
+)
+
+TARGET = "sm_100a"
+ONE_CTA = GemmConfig(128, 64, consumers=1)
+PAIR = GemmConfig(256, 64, cluster_m=2, mma_ctas=2)
+CLUSTER = GemmConfig(64, 32, cluster_m=4, cluster_n=2)
+PAIRS = GemmConfig(128, 64, cluster_m=4, cluster_n=2, mma_ctas=2, consumers=1)
+CONFIGS = {"one CTA": ONE_CTA, "pair": PAIR, "cluster 4x2": CLUSTER, "pairs 4x2": PAIRS}
+ORDERS = (RowMajor(), ColumnMajor(), GroupedM(2), GroupedN(3), Blocked(2, 2), Morton(), Hilbert())
+
+
+def run(
+    config: GemmConfig, case: Case, scheduler: TileScheduler | None = None, **circumstances: object
+) -> Emulation:
+    """Emulates a case with every check on; fails unless the result is right."""
+    return judged(gemm_of(case, config, scheduler, TARGET), case, check=True, **circumstances)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+def test_every_order(order: object) -> None:
+    case = Case(600, 328, 72)
+    run(ONE_CTA, case, TileScheduler(order), resident=2)  # type: ignore[arg-type]
+    run(PAIRS, case, TileScheduler(order, Dynamic()), resident=1, seed=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "assignment", [Persistent(), Persistent(1), Static(), Dynamic(), Dynamic(2)], ids=repr
+)
+def test_every_assignment(name: str, assignment: object) -> None:
+    """Dynamic with a limit of workers counts tasks in memory, without one the hardware hands them out."""
+    scheduler = TileScheduler(assignment=assignment)  # type: ignore[arg-type]
+    run(CONFIGS[name], Case(700, 328, 136, l=2), scheduler, resident=2, seed=3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_is_lost_when_the_hardware_says_no(seed: int) -> None:
+    """With a seed, one answer in ten is no although there is work; 33 tasks, each done once."""
+    for config in (ONE_CTA, PAIR):
+        case = Case(11 * config.tile_m - 8, 3 * config.tile_n, 64)
+        run(config, case, TileScheduler(assignment=Dynamic()), resident=2, seed=seed)
+
+
+def test_tasks_come_from_the_hardware_unless_workers_are_limited() -> None:
+    case = Case(256, 256, 64)
+    handed = gemm_of(case, ONE_CTA, TileScheduler(assignment=Dynamic()), TARGET).ptx
+    counted = gemm_of(case, ONE_CTA, TileScheduler(assignment=Dynamic(3)), TARGET).ptx
+    assert handed.count("clusterlaunchcontrol.try_cancel") == 1
+    assert "atom." not in handed
+    assert "clusterlaunchcontrol" not in counted
+    assert "atom." in counted
+
+
+def test_few_workers_take_over_what_the_hardware_has_not_launched() -> None:
+    """On two SMs two CTAs do all of 48 tiles, so that their events are all there are."""
+    result = run(ONE_CTA, Case(1024, 384, 64), TileScheduler(assignment=Dynamic()), resident=1)
+    assert {event.cta for event in result.trace.events if event.kind == "mma"} == {0}
+    stored = [event for event in result.trace.events if event.kind == "store"]
+    assert len(stored) == 48
+
+
+@pytest.mark.parametrize(
+    "scheduler", [TileScheduler(assignment=SplitK(2)), TileScheduler(assignment=StreamK())]
+)
+def test_sharing_a_tiles_k_is_refused_by_name(scheduler: TileScheduler) -> None:
+    for config in (None, ONE_CTA):
+        with pytest.raises(
+            ConfigError, match=r"(SplitK\(2\)|StreamK): sm_100a.*use Persistent, Static or Dyn"
+        ):
+            gemm_of(Case(64, 64, 64), config, scheduler, TARGET)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_any_order_gives_the_same_bits(name: str) -> None:
+    case = Case(520, 200, 328, out_dtype=torch.float32)
+    gemm = gemm_of(case, CONFIGS[name], None, TARGET)
+    results = []
+    for seed in (None, *range(4)):
+        operands = Operands.make(case, "cpu", seed=1)
+        tensors = (operands.a.tensor, operands.b.tensor)
+        gemm.emulate(*tensors, out=operands.out.tensor, seed=seed, check=seed is not None, resident=2)
+        results.append(operands.out.tensor.clone())
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize(
+    ("config", "rows"), [(GemmConfig(128, 256, consumers=1), 128), (PAIR.with_(tile_n=256), 256)]
+)
+def test_a_tile_is_stored_under_the_mmas_of_the_next(config: GemmConfig, rows: int) -> None:
+    """Each tile but the last is read, and stored, while the tensor core works on the next."""
+    case, tiles = Case(rows, 1024, 512), 4
+    gemm = gemm_of(case, config, None, TARGET)
+    result = judged(gemm, case, resident=1)
+    events = [event for event in result.trace.events if event.cta == 0]
+    mmas = [event for event in events if event.kind == "mma"]
+    reads = [event for event in events if event.kind == "read" and event.warp == 0]
+    stores = [event for event in events if event.kind == "store"]
+    assert ({event.role for event in mmas}, {event.role for event in reads}) == ({"MMA"}, {"epilogue"})
+    steps, each = len(mmas) // tiles, len(reads) // tiles
+    assert steps == case.k // config.tile_k
+    for tile in range(tiles - 1):
+        following = mmas[(tile + 1) * steps : (tile + 2) * steps]
+        read = reads[tile * each : (tile + 1) * each]
+        # Issued before the last read, done after it: the epilogue is hidden.
+        assert following[0].begin < read[-1].end
+        assert following[-1].end > read[-1].end
+        done = stores[(tile + 1) * len(stores) // tiles - 1].end
+        assert done < following[-1].end
+    found = {lane.name.split("\n")[0] for lane in lanes(result.trace, division_of(gemm, case.k), 0)}
+    assert {"TMA load", "MMA warp", "tensor core", "results", "TMA store"} <= found
+
+
+def test_the_two_accumulators_take_turns() -> None:
+    """Tiles with fewer steps than stages: each begins by overwriting, in the accumulator before last."""
+    case = Case(128, 640, 64)
+    config = GemmConfig(128, 64, stages=6)
+    result = run(config, case, resident=1, seed=None)
+    columns = [event.detail for event in result.trace.events if event.kind == "mma"]
+    assert all("put" in detail for detail in columns)
+    assert [int(detail.split("column ")[1]) for detail in columns] == [0, 64] * 5
