@@ -18,6 +18,7 @@ class TorchProduct:
     """torch's product with a float32 sum: right. The others below spoil what it does."""
 
     device: str = "cpu"
+    target: str = "sm_90a"
 
     def __str__(self) -> str:
         return type(self).__name__

@@ -35,6 +35,7 @@ from cutegemm.fuzz.product import EmulatedProduct, GpuProduct
 from cutegemm.fuzz.report import reproducer
 from cutegemm.fuzz.tally import Tally
 from cutegemm.fuzz.trial import Trial, Verdict
+from cutegemm.hardware import current_target
 
 SMALL = Limits(small=12, middle=20, most=40, most_k=40, elements=1 << 14, work=1 << 16, batch=3, block=50)
 SEED = 20
@@ -264,6 +265,9 @@ def test_the_library_is_right_on_the_emulator() -> None:
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_the_library_is_right_on_the_gpu() -> None:
-    tally = run(Plan(fresh_seed(), GpuProduct(), GPU, jobs=min(8, os.cpu_count() or 1), cases=250), Tally())
+    tally = run(
+        Plan(fresh_seed(), GpuProduct(current_target()), GPU, jobs=min(8, os.cpu_count() or 1), cases=250),
+        Tally(),
+    )
     assert not tally.findings, tally.findings
     assert tally.cases == 250

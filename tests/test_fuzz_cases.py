@@ -12,12 +12,14 @@ from cutegemm.errors import CutegemmError
 from cutegemm.fuzz.case import Case, Strided, parse_case
 from cutegemm.fuzz.drawing import EMULATOR, GPU, Limits, cases
 from cutegemm.fuzz.judge import complaints, expected
-from cutegemm.fuzz.kinds import is_legal, random_kind
+from cutegemm.fuzz.kinds import Kind, is_legal, random_kind
 from cutegemm.fuzz.memory import MARGIN, placed_input, placed_output
 from cutegemm.fuzz.tally import features, path_of
 from cutegemm.fuzz.trial import Verdict
+from cutegemm.hardware import BUILT_TARGETS
 from cutegemm.operands import contiguous_mode
 from cutegemm.scheduler import Morton, StreamK, TileScheduler
+from cutegemm.targets import check_scheduler
 
 CPU = torch.device("cpu")
 NAN, INF = float("nan"), float("inf")
@@ -26,7 +28,9 @@ DRAWN = settings(max_examples=100, deadline=None, derandomize=True, database=Non
 
 
 def any_case(limits: Limits, emulated: bool = True) -> st.SearchStrategy[Case]:
-    return st.integers(0, 200).map(random_kind).flatmap(lambda kind: cases(kind, limits, emulated))
+    return st.builds(random_kind, st.integers(0, 200), st.just("sm_90a")).flatmap(
+        lambda kind: cases(kind, limits, emulated)
+    )
 
 
 # --- as text -----------------------------------------------------------------------------------------------
@@ -79,10 +83,9 @@ def test_drawn_cases_keep_within_their_limits_and_obey_the_rules(case: Case) -> 
     for name in ("a", "b", "out"):
         assert math.prod(case.shape(name)) <= GPU.elements
     if case.config is not None:
-        kind = random_kind(0).__class__(
-            case.dtype, case.out_dtype, case.majors, case.l is not None, case.config, case.scheduler
+        assert is_legal(
+            Kind(case.dtype, case.out_dtype, case.majors, case.l is not None, case.config, case.scheduler)
         )
-        assert is_legal(case.config, kind)
     if case.call == "matmul":
         assert (case.config, case.scheduler) == (None, None)
         assert case.out is not None or (case.out_dtype == case.dtype and case.majors[2] == "n")
@@ -265,3 +268,15 @@ def test_torch_may_let_a_nan_in_but_the_product_may_not() -> None:
     assert not kinds(out, a, b)
     out[9, 0] = NAN
     assert kinds(out, a, b) == {"special values"}
+
+
+@pytest.mark.parametrize("target", BUILT_TARGETS)
+def test_kinds_of_every_target_are_legal_and_varied(target: str) -> None:
+    kinds = [random_kind(seed, target) for seed in range(100)]
+    assert all(is_legal(kind) for kind in kinds)
+    assert 50 < sum(kind.config is not None for kind in kinds) < 100
+    for name, count in (("tile_m", 3), ("tile_n", 8), ("cluster_m", 2), ("consumers", 2), ("swap_ab", 2)):
+        assert len({getattr(kind.config, name) for kind in kinds if kind.config is not None}) >= count, name
+    for kind in kinds:
+        if kind.scheduler is not None:
+            check_scheduler(target, kind.scheduler)

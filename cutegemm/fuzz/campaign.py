@@ -210,7 +210,7 @@ class Campaign:
 
     def _run_block(self, executor: Executor, number: int, count: int) -> None:
         """All cases of a block, in parts: one ends where a failure was found."""
-        kind = random_kind(_mixed(self._plan.seed, number, 0))
+        kind = random_kind(_mixed(self._plan.seed, number, 0), self._plan.product.target)
         for part in itertools.count(1):
             state = _Block(self._plan, executor, self._tally, self._is_over)
             _draw(kind, self._plan, _mixed(self._plan.seed, number, part), count, self._watched(state))

@@ -83,20 +83,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Fuzzes; exit code 1 if a case failed. Raises CutegemmError where nothing can be run."""
     on_gpu = args.target == GPU_TARGET
-    product: Product = GpuProduct() if on_gpu else EmulatedProduct(normalise_target(args.target))
-    if on_gpu:
-        current_target()  # raises if there is none
+    product: Product = (
+        GpuProduct(current_target()) if on_gpu else EmulatedProduct(normalise_target(args.target))
+    )
+    jobs = args.jobs or min(16, os.cpu_count() or 1)
     plan = Plan(
         seed=secrets.randbits(31) if args.seed is None else args.seed,
         product=product,
         limits=GPU if on_gpu else EMULATOR,
-        jobs=args.jobs or min(16, os.cpu_count() or 1),
+        jobs=jobs,
         cases=args.cases,
         seconds=DEFAULT_SECONDS if args.cases is None and args.seconds is None else args.seconds,
         failures=args.failures,
         hang=args.hang,
         refusals=args.allow_refusals,
         margin=0 if args.tight else MARGIN,
+        environment={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ},
     )
     if args.case is not None:
         return _one(plan, args.case)

@@ -1,6 +1,6 @@
 """hypothesis strategies: cases of a kind, simplest first, so that a failure shrinks to a simple one."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from hypothesis import strategies as st
 
@@ -74,15 +74,10 @@ def cases(draw: st.DrawFn, kind: Kind, limits: Limits, emulated: bool) -> Case:
 
 def _mostly(draw: st.DrawFn, kind: Kind) -> Kind:
     """The kind, seldom with plain values: 0 is what shrinking tries first."""
-    plain = Kind()
-    values = {}
-    for field in fields(Kind):
-        source = kind if draw(st.integers(0, PLAIN)) else plain
-        values[field.name] = getattr(source, field.name)
-    mixed = Kind(**values)
-    if mixed.config is not None and not is_legal(mixed.config, mixed):
-        return Kind(**(values | {"config": None}))
-    return mixed
+    plain = Kind(target=kind.target)
+    sources = {field.name: kind if draw(st.integers(0, PLAIN)) else plain for field in fields(Kind)}
+    mixed = Kind(**{name: getattr(source, name) for name, source in sources.items()})
+    return mixed if is_legal(mixed) else replace(mixed, config=None)
 
 
 # --- sizes -------------------------------------------------------------------------------------------------

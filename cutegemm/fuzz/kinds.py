@@ -5,13 +5,13 @@ Cases of one kind share a few kernels, so that many cases cost few compilations.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from cutegemm.config import SCHEDULES, GemmConfig
 from cutegemm.errors import ConfigError
-from cutegemm.hopper.plan import CLUSTER, TILE_K, TILE_M, StorePath
 from cutegemm.kernels import Choice
+from cutegemm.parts.limits import StorePath
 from cutegemm.problem import INPUT_DTYPES, OUTPUT_DTYPES, GemmProblem
 from cutegemm.scheduler import (
     Blocked,
@@ -28,15 +28,27 @@ from cutegemm.scheduler import (
     StreamK,
     TileScheduler,
 )
+from cutegemm.targets import check_scheduler
 
 HEURISTIC = 0.25  # of the kinds leave the configuration to the library
 DEFAULT_SCHEDULER = 0.3  # leave the scheduler to it
 ATTEMPTS = 2000  # to find a legal configuration: there are some thousand for every kind
 
 
+# Of every target's kernels; what one of them does not have is not legal there.
+TILES_M = (64, 128, 192, 256)
+TILES_N = (8, 16, 24, 32, 40, 64, 72, 96, 128, 176, 192, 256)
+TILES_K = (64, 128)
+CLUSTERS_M, CLUSTERS_N = (1, 1, 2, 4), (1, 1, 2)
+
+
 @dataclass(frozen=True)
 class Kind:
-    """What a gemm is compiled for; the fields are those of a Case. batched: whether there is a batch mode."""
+    """What a gemm is compiled for; the fields are those of a Case, and two more.
+
+    batched   whether there is a batch mode
+    target    of the kernels
+    """
 
     dtype: str = "bfloat16"
     out_dtype: str = "bfloat16"
@@ -44,6 +56,7 @@ class Kind:
     batched: bool = False
     config: GemmConfig | None = None
     scheduler: TileScheduler | None = None
+    target: str = "sm_90a"
 
     @property
     def problem(self) -> GemmProblem:
@@ -55,52 +68,69 @@ class Kind:
         )
 
 
-def random_kind(seed: int) -> Kind:
-    """The kind of a seed, legal however its operands are aligned."""
+def random_kind(seed: int, target: str) -> Kind:
+    """The kind of a seed, legal however its D lies."""
     chance = random.Random(seed)
     kind = Kind(
         chance.choice(INPUT_DTYPES),
         chance.choice(OUTPUT_DTYPES),
         chance.choice("km") + chance.choice("kn") + chance.choice("nm"),
         chance.random() < 0.35,
-        scheduler=None if chance.random() < DEFAULT_SCHEDULER else _random_scheduler(chance),
+        scheduler=None if chance.random() < DEFAULT_SCHEDULER else _random_scheduler(chance, target),
+        target=target,
     )
     if chance.random() < HEURISTIC:
         return kind
     for _ in range(ATTEMPTS):
-        config = _random_config(chance)
-        if config is not None and is_legal(config, kind):
-            return Kind(kind.dtype, kind.out_dtype, kind.majors, kind.batched, config, kind.scheduler)
+        configured = replace(kind, config=_random_config(chance, target))
+        if configured.config is not None and is_legal(configured):
+            return configured
     return kind
 
 
-def is_legal(config: GemmConfig, kind: Kind) -> bool:
-    """Whether there is a kernel of a configuration for every way to store D."""
+def is_legal(kind: Kind) -> bool:
+    """Whether there are kernels of a kind for every way to store D."""
+    if kind.config is None:
+        return True
     scheduler = kind.scheduler or TileScheduler()
     return all(
-        Choice(config, scheduler, store, "sm_90a").is_legal(kind.problem) for store in get_args(StorePath)
+        Choice(kind.config, scheduler, store, kind.target).is_legal(kind.problem)
+        for store in get_args(StorePath)
     )
 
 
-def _random_config(chance: random.Random) -> GemmConfig | None:
+def _random_config(chance: random.Random, target: str) -> GemmConfig | None:
+    on_hopper = target == "sm_90a"
     try:
         return GemmConfig(
-            chance.choice(TILE_M),
-            chance.choice((8, 16, 24, 32, 40, 64, 72, 96, 128, 176, 192, 256, 8 * chance.randint(1, 32))),
-            chance.choice(TILE_K),
-            chance.choice(CLUSTER),
-            chance.choice(CLUSTER),
+            chance.choice(TILES_M),
+            chance.choice((*TILES_N, 8 * chance.randint(1, 32))),
+            chance.choice(TILES_K),
+            chance.choice(CLUSTERS_M),
+            chance.choice(CLUSTERS_N),
             chance.choice((1, 2)),
-            chance.choice(SCHEDULES),
+            chance.choice(SCHEDULES if on_hopper else SCHEDULES[:1]),
             chance.choice((None, None, None, 2, 3, 4)),
             chance.choice((None, None, None, 1, 2)),
             chance.random() < 0.25,
+            1 if on_hopper else chance.choice((1, 2)),
         )
     except ConfigError:
         return None
 
 
-def _random_scheduler(chance: random.Random) -> TileScheduler:
+def _random_scheduler(chance: random.Random, target: str) -> TileScheduler:
+    """One that the target has kernels with."""
+    while True:
+        scheduler = _any_scheduler(chance)
+        try:
+            check_scheduler(target, scheduler)
+        except ConfigError:
+            continue
+        return scheduler
+
+
+def _any_scheduler(chance: random.Random) -> TileScheduler:
     workers = chance.choice((None, None, None, 1, 2, 3, 7, 50))
     order: Callable[[], object] = chance.choice(
         (

@@ -40,6 +40,10 @@ class Product(Protocol):
     def device(self) -> str:
         """Where its operands lie."""
 
+    @property
+    def target(self) -> str:
+        """Architecture of its kernels."""
+
     def run(
         self, case: Case, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, turn: int
     ) -> torch.Tensor:
@@ -51,8 +55,9 @@ class Product(Protocol):
 
 @dataclass(frozen=True)
 class GpuProduct:
-    """On the current GPU."""
+    """On the current GPU, which runs kernels of a target."""
 
+    target: str
     device: str = "cuda"
 
     def run(
@@ -60,7 +65,7 @@ class GpuProduct:
     ) -> torch.Tensor:
         """See Product. Raises DeviceLostError where the GPU can do no more in this process."""
         try:
-            result = _computation(case, None)(a, b, out=out)
+            result = _computation(case, self.target)(a, b, out=out)
             torch.cuda.synchronize()
         except RuntimeError as error:
             if is_lost(error):
@@ -70,7 +75,7 @@ class GpuProduct:
 
     def ways(self, case: Case, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> Ways:
         """See Product."""
-        return _ways(case, gemm_of(case, None), a, b, out)
+        return _ways(case, gemm_of(case, self.target), a, b, out)
 
 
 @dataclass(frozen=True)
@@ -100,10 +105,11 @@ class EmulatedProduct:
 
 def is_lost(error: BaseException) -> bool:
     """Whether the CUDA context is beyond use after this error."""
-    return "CUDA error" in str(error) and "out of memory" not in str(error)
+    words = str(error).lower()
+    return "cuda error" in words and "out of memory" not in words
 
 
-def gemm_of(case: Case, target: str | None) -> Gemm:
+def gemm_of(case: Case, target: str) -> Gemm:
     """The Gemm that a case is computed with; the same one for cases that differ in sizes only."""
     sizes: tuple[int | None, ...] = (case.m, case.n, case.k)
     if case.l is not None:
@@ -129,7 +135,7 @@ def _gemm(sizes, dtype, out_dtype, majors, config, scheduler, target) -> Gemm:  
     )
 
 
-def _computation(case: Case, target: str | None) -> Callable[..., torch.Tensor]:
+def _computation(case: Case, target: str) -> Callable[..., torch.Tensor]:
     return cutegemm.matmul if case.call == "matmul" else gemm_of(case, target)
 
 

@@ -13,7 +13,7 @@ from cutegemm.errors import ConfigError, CutegemmError
 from cutegemm.fuzz.case import Case
 from cutegemm.fuzz.judge import complaints
 from cutegemm.fuzz.memory import MARGIN, Placed, leave_poison, placed_input, placed_output
-from cutegemm.fuzz.product import NOT_LAUNCHED, Product, Ways
+from cutegemm.fuzz.product import NOT_LAUNCHED, Product, Ways, is_lost
 
 #: Kinds of failure; a run shrinks a failure to the smallest case of the same kind.
 RIGHT, REFUSED = "right", "refused"
@@ -86,7 +86,9 @@ class Trial:
             except CutegemmError as error:
                 kind = REFUSED if self.refusals or _is_right(error, self.case) else "error"
                 message = f"{type(error).__name__}: {error}"
-            except Exception as error:  # noqa: BLE001 - whatever was raised is the finding
+            except Exception as error:
+                if is_lost(error):
+                    raise DeviceLostError(str(error).splitlines()[0]) from error
                 kind, message = "error", first_complaint(error)
         return Verdict(kind, message, ways)
 
