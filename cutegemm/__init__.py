@@ -8,7 +8,7 @@ from cutegemm.dependencies import missing_dependency
 from cutegemm.errors import CutegemmError, MissingDependencyError
 
 try:
-    from cutegemm import scheduler
+    from cutegemm import epilogue, scheduler
     from cutegemm.compile import compile, matmul
     from cutegemm.config import GemmConfig
     from cutegemm.gemm import Gemm
@@ -25,4 +25,4 @@ except ModuleNotFoundError as error:
 
 __version__ = "0.1.0"
 
-__all__ = ["CutegemmError", "Gemm", "GemmConfig", "GemmProblem", "compile", "matmul", "scheduler"]
+__all__ = ["CutegemmError", "Gemm", "GemmConfig", "GemmProblem", "compile", "epilogue", "matmul", "scheduler"]

@@ -6,8 +6,10 @@ from typing import Any, Literal
 import torch
 
 from cutegemm.config import GemmConfig
-from cutegemm.errors import OperandTypeError, ProblemError, TargetError
+from cutegemm.epilogue.fuse import Fused
+from cutegemm.errors import ConfigError, OperandTypeError, ProblemError, TargetError
 from cutegemm.fingerprint import dsl_version
+from cutegemm.fusedgemm import FusedGemm
 from cutegemm.gemm import Gemm
 from cutegemm.hardware import BUILT_TARGETS, current_target, normalise_target
 from cutegemm.operands import check_kind, contiguous_mode, strided_tensor
@@ -23,6 +25,7 @@ def compile(
     a_major: str = "k",
     b_major: str = "k",
     out_major: str = "n",
+    epilogue: Fused | None = None,
     scheduler: TileScheduler | None = None,
     config: GemmConfig | Literal["autotune"] | None = None,
     target: str | None = None,
@@ -36,6 +39,7 @@ def compile(
     a_major     "k" or "m": the contiguous mode of A (M, K)
     b_major     "k" or "n": the contiguous mode of B (K, N); a row-major weight w (N, K) as w.t() is "k"
     out_major   "n" or "m": the contiguous mode of D (M, N)
+    epilogue    a function made by ``cutegemm.epilogue.fuse``: what is done to the product before it is stored
     scheduler   order of tiles and assignment to workers; None: chosen with the configuration
     config      a GemmConfig; None: chosen by the heuristic; "autotune": measured on the current GPU, which
                 takes some seconds the first time, and remembered on disk. All sizes must be known for it
@@ -58,25 +62,48 @@ def compile(
         raise OperandTypeError(
             f"scheduler={scheduler!r}: pass a cutegemm.scheduler.TileScheduler(order, assignment)"
         )
+    if epilogue is not None and not isinstance(epilogue, Fused):
+        raise OperandTypeError(
+            f"epilogue={epilogue!r}: pass a function decorated with @cutegemm.epilogue.fuse"
+        )
     name = current_target() if target is None else normalise_target(target)
     if name not in BUILT_TARGETS:
         raise TargetError(f"there is no kernel for {name} yet; use one of: {', '.join(BUILT_TARGETS)}")
     dsl_version()
     if config == "autotune":
+        if epilogue is not None:
+            raise ConfigError(
+                'config="autotune" measures plain products; pass a GemmConfig or None with an epilogue'
+            )
         from cutegemm.tuning.tuner import autotuned  # brings in the bench
 
         config, scheduler = autotuned(problem, scheduler, name)
+    if epilogue is not None:
+        return FusedGemm(problem, config, scheduler, name, epilogue).prepare()
     return Gemm(problem, config, scheduler, name).prepare()
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    epilogue: Fused | None = None,
+    **operands: Any,
+) -> Any:
     """a @ b with everything read off the tensors; the Gemm is kept for the next call of its kind.
 
     a (M, K) or (L, M, K), b (K, N) or (L, K, N): bfloat16 or float16 CUDA tensors with one contiguous mode
     among the last two. out: as for Gemm; a row-major tensor of the inputs' dtype is allocated if None.
+    epilogue, operands: what is done to the product, and its operands by name, as for FusedGemm; further
+    outputs come back beside the main one.
     Sizes are run-time values: a loop over shapes builds one kernel for each configuration the heuristic
     picks. Raises as compile and Gemm do.
     """
+    if epilogue is None and operands:
+        raise OperandTypeError(
+            f"matmul has no argument {', '.join(operands)}; operands belong to an epilogue"
+        )
     given = {"a": a, "b": b} if out is None else {"a": a, "b": b, "out": out}
     for name, tensor in given.items():
         if strided_tensor(tensor, name).dim() not in (2, 3):
@@ -90,13 +117,14 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
         a.dtype if out is None else out.dtype,
         (contiguous_mode(a, "a", ("m", "k")), contiguous_mode(b, "b", ("k", "n")), out_major),
         a.get_device(),
+        epilogue,
     )
     gemm = _gemms.get(kind)
     if gemm is None:
         for name, tensor in given.items():
             check_kind(tensor, name)
         gemm = _gemms.setdefault(kind, _gemm_for(*kind))
-    return gemm(a, b, out=out)
+    return gemm(a, b, out=out) if epilogue is None else gemm(a, b, out=out, **operands)
 
 
 _gemms: dict[tuple[Any, ...], Gemm] = {}  # those of matmul, by the kind of call
@@ -108,6 +136,7 @@ def _gemm_for(
     out_dtype: torch.dtype,
     majors: tuple[str, str, str],
     device: int,
+    epilogue: Fused | None,
 ) -> Gemm:
     shape = (None,) * (4 if batched else 3)
     a_major, b_major, out_major = majors
@@ -119,5 +148,6 @@ def _gemm_for(
         a_major=a_major,
         b_major=b_major,
         out_major=out_major,
+        epilogue=epilogue,
         target=target,
     )

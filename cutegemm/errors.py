@@ -22,6 +22,10 @@ class ConfigError(CutegemmError, ValueError):
     """A configuration outside the hardware's or the kernel's limits."""
 
 
+class EpilogueError(CutegemmError, ValueError):
+    """An epilogue's function that cannot be fused; the message ends with the line of it that is at fault."""
+
+
 class TargetError(CutegemmError, ValueError):
     """A target architecture that is unknown, unsupported, or not the one of the GPU at hand."""
 

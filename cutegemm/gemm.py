@@ -16,6 +16,7 @@ from cutegemm.hardware import Gpu, current_gpu, gpu_by_name
 from cutegemm.kernels import Choice, Kernels
 from cutegemm.operands import check_call, check_grad, read_sizes, store_path
 from cutegemm.parts.limits import StorePath
+from cutegemm.parts.plan import KernelPlan
 from cutegemm.problem import GemmProblem
 from cutegemm.residency import loading_allowed, resident_clusters
 from cutegemm.scheduler import TileScheduler
@@ -31,7 +32,7 @@ NOMINAL_GPU = {"sm_90a": "H200", "sm_100a": "B200"}
 # Launches a Gemm of unknown sizes remembers: more than a process meets, unless it never repeats one.
 MAX_KNOWN_LAUNCHES = 65536
 
-_outcome = OutcomeWord()
+outcome_word = OutcomeWord()
 
 
 class Gemm:
@@ -85,7 +86,7 @@ class Gemm:
         StaleSourceError too.
         """
         if stream is not None:
-            with _on_stream(stream, a):
+            with on_stream(stream, a):
                 return self(a, b, out=out)
         error: Exception | None = None
         try:
@@ -95,8 +96,8 @@ class Gemm:
                     out = self._allocate(a, b)
                 if torch.is_grad_enabled():
                     check_grad(a, b, out)
-                launch.function(a, b, out, launch.record_address, _outcome.address)
-                if _outcome.word.value == Outcome.LAUNCHED:
+                launch.function(a, b, out, launch.record_address, outcome_word.address)
+                if outcome_word.word.value == Outcome.LAUNCHED:
                     return out
         except CutegemmError:
             raise
@@ -155,9 +156,9 @@ class Gemm:
         with loading_allowed():
             launch = self._launch_for(sizes, a, b, out)
             # Every check passed, the exact ones for overlap too: the host code's quick ones are overruled.
-            launch.function(a, b, out, launch.disjoint_record_address, _outcome.address)
-        if _outcome.word.value != Outcome.LAUNCHED:
-            raise error or DeviceError(f"the launch was refused: {Outcome(_outcome.word.value).name}")
+            launch.function(a, b, out, launch.disjoint_record_address, outcome_word.address)
+        if outcome_word.word.value != Outcome.LAUNCHED:
+            raise error or DeviceError(f"the launch was refused: {Outcome(outcome_word.word.value).name}")
         # The next call is tried with this launch first; one for another alignment comes back here.
         self._launches[self._launch_key(a, b)] = launch
         return out
@@ -172,25 +173,27 @@ class Gemm:
             if len(self._prepared) >= MAX_KNOWN_LAUNCHES:
                 self._prepared.clear()
                 self._launches.clear()
-            launch = self._prepared[key] = self._prepare_launch(sizes, a.get_device(), store)
+            launch = self._prepared[key] = self._prepare_launch(self._kernels, sizes, a.get_device(), store)
         return launch
 
-    def _prepare_launch(self, sizes: tuple[int, int, int, int], device: int, store: StorePath) -> "Launch":
-        """The kernel for sizes (l, m, n, k) on a GPU: chosen, built, loaded."""
+    def _prepare_launch(
+        self, kernels: Kernels, sizes: tuple[int, int, int, int], device: int, store: StorePath
+    ) -> "Launch":
+        """The kernel for sizes (l, m, n, k) on a GPU: chosen among some, built, loaded."""
         gpu = current_gpu(device)
         if gpu.target != self.target:
             raise TargetError(
                 f"this gemm was compiled for {self.target}, GPU {device} ({gpu.name}) runs {gpu.target}; "
                 f'compile with target="{gpu.target}"'
             )
-        choice = self._kernels.choice(self.problem.with_sizes(*sizes), gpu, store)
-        artifact = self._kernels.artifact(choice)
-        plan = choice.plan(self.problem)
+        choice = kernels.choice(kernels.problem.with_sizes(*sizes), gpu, store)
+        artifact = kernels.artifact(choice)
+        plan = choice.plan(kernels.problem)
         resident = resident_clusters(artifact, plan.cluster_ctas, device)
         function = artifact.load()
         if needed := needs(choice.scheduler, plan, resident, sizes[-1]):
             function = WithWorkspace(function, device, needed)
-        return Launch(function, CallRecord(*sizes, resident, 0), CallRecord(*sizes, resident, 1))
+        return Launch(function, plan, CallRecord(*sizes, resident, 0), CallRecord(*sizes, resident, 1))
 
     def _allocate(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """A dense result tensor."""
@@ -324,6 +327,7 @@ class Launch:
     """A loaded kernel and what its host code is told; the records must outlive their addresses' use."""
 
     function: Callable[..., None]
+    plan: KernelPlan
     record: CallRecord
     disjoint_record: CallRecord
     record_address: int = field(init=False)
@@ -334,7 +338,8 @@ class Launch:
         object.__setattr__(self, "disjoint_record_address", ctypes.addressof(self.disjoint_record))
 
 
-def _on_stream(stream: object, a: object) -> Any:
+def on_stream(stream: object, a: object) -> Any:
+    """A context in which ``stream`` is the current one. Raises OperandTypeError, DeviceError."""
     if not isinstance(stream, torch.cuda.Stream):
         raise OperandTypeError(
             f"stream={stream!r} is no torch.cuda.Stream; wrap a raw handle in torch.cuda.ExternalStream"

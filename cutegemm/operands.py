@@ -222,15 +222,17 @@ def read_sizes(problem: GemmProblem, a: Any, b: Any, device: str = "cuda") -> tu
     return l_a, m, n, k
 
 
-def check_out(problem: GemmProblem, out: Any, a: torch.Tensor, b: torch.Tensor) -> None:
-    """out against the problem and the inputs, all but overlap.
+def check_out(
+    problem: GemmProblem, out: Any, a: torch.Tensor, b: torch.Tensor, columns: int | None = None
+) -> None:
+    """out against the problem and the inputs, all but overlap. columns: of the result; None: as b has.
 
     Raises OperandTypeError, ProblemError, DeviceError.
     """
     # The device first: a's own was checked before.
     rule = operand_rules(problem, a.device.type)[2]
     rule.check(out, problem.batched)
-    wanted = (*a.shape[:-1], b.shape[-1])
+    wanted = (*a.shape[:-1], b.shape[-1] if columns is None else columns)
     if tuple(out.shape) != wanted:
         raise ProblemError(
             f"out has shape {tuple(out.shape)}, the result has {wanted}; allocate it so or leave it out"
@@ -239,14 +241,14 @@ def check_out(problem: GemmProblem, out: Any, a: torch.Tensor, b: torch.Tensor) 
         raise DeviceError(
             f"out lies on {out.device}, a and b on {a.device}; allocate it there or leave it out"
         )
-    if _overlaps_itself(out):
+    if overlaps_itself(out):
         raise ProblemError(
             f"out has strides {out.stride()} for shape {tuple(out.shape)}: its elements overlap; "
             f"allocate it densely"
         )
 
 
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
+def overlaps_itself(tensor: torch.Tensor) -> bool:
     """Whether two indices may name one element: some stride is no longer than what lies inside it."""
     if tensor.numel() == 0:
         return False

@@ -14,6 +14,8 @@ from cutegemm.errors import OperandTypeError, ProblemError
 if TYPE_CHECKING:
     import torch
 
+    from cutegemm.epilogue.spec import Epilogue
+
 INPUT_DTYPES = ("bfloat16", "float16")
 OUTPUT_DTYPES = ("bfloat16", "float16", "float32")
 MAJORS = {"a_major": ("k", "m"), "b_major": ("k", "n"), "out_major": ("n", "m")}
@@ -42,6 +44,7 @@ class GemmProblem:
     a_dtype, b_dtype, out_dtype   names such as "bfloat16"; accumulation is float32
     a_major, b_major, out_major   the contiguous mode of each operand
     batched                       whether the tensors carry a leading L mode
+    epilogue                      what is done to the product before it is stored; None: nothing
     """
 
     m: int | None
@@ -55,6 +58,7 @@ class GemmProblem:
     b_major: str = "k"
     out_major: str = "n"
     batched: bool = False
+    epilogue: "Epilogue | None" = None
 
     @classmethod
     def from_user(
@@ -123,6 +127,7 @@ class GemmProblem:
             a_major="k" if self.b_major == "k" else "m",
             b_major="k" if self.a_major == "k" else "n",
             out_major="m" if self.out_major == "n" else "n",
+            epilogue=None if self.epilogue is None else self.epilogue.swap(),
         )
 
     def __str__(self) -> str:
@@ -133,6 +138,7 @@ class GemmProblem:
         return (
             f"{batch}{size(self.m)}x{size(self.n)}x{size(self.k)} {self.a_dtype} -> {self.out_dtype}, "
             f"A {self.a_major}-major, B {self.b_major}-major, D {self.out_major}-major"
+            + (f", then {self.epilogue}" if self.epilogue else "")
         )
 
 

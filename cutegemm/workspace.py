@@ -110,17 +110,19 @@ class WithWorkspace:
         self._needed = needed
         self._records: dict[tuple[int, int], tuple[CallRecord, int]] = {}
 
-    def __call__(self, a: Any, b: Any, out: Any, record_address: int, outcome_address: int) -> None:
+    def __call__(
+        self, a: Any, b: Any, out: Any, record_address: int, outcome_address: int, *extras: Any
+    ) -> None:
         """Launches as the function does; ``record_address`` is of a record without a workspace."""
         if torch.cuda.current_device() != self._device:
             with torch.cuda.device(self._device):
-                self(a, b, out, record_address, outcome_address)
+                self(a, b, out, record_address, outcome_address, *extras)
             return
         if torch.cuda.is_current_stream_capturing():
             with loading_allowed():
                 counters, partials = workspaces.of_capture(self._device, self._needed)
             record = with_addresses(record_address, counters, partials.data_ptr())
-            self._function(a, b, out, ctypes.addressof(record), outcome_address)
+            self._function(a, b, out, ctypes.addressof(record), outcome_address, *extras)
             return
         stream = _current_stream(self._device)
         known = self._records.get((record_address, stream))
@@ -128,7 +130,7 @@ class WithWorkspace:
             addresses = workspaces.of_stream(self._device, stream, self._needed)
             record = with_addresses(record_address, *addresses)
             known = self._records[record_address, stream] = record, ctypes.addressof(record)
-        self._function(a, b, out, known[1], outcome_address)
+        self._function(a, b, out, known[1], outcome_address, *extras)
 
 
 def with_addresses(record_address: int, counters: int, partials: int) -> CallRecord:

@@ -84,6 +84,8 @@ class TensorArgument:
             values = []
         elif numbers == [32] * len(sizes) + [64] * len(pitches):
             values = [*sizes, *pitches]
+        elif numbers == [32] * len(sizes) + [64] * len(strides):
+            values = [*sizes, *strides]
         elif numbers == [32] * len(sizes):
             values = sizes
         else:
@@ -140,6 +142,8 @@ def launch_of(host_mlir: str, module: Module, arguments: Sequence[Any]) -> Launc
             values[name] = memory.load(address, kind)
         elif kind.kind == "float":
             values[name] = _float_bits(float(argument), kind.bits)
+        elif kind.kind == "int" and isinstance(argument, int):
+            values[name] = argument & ((1 << kind.bits) - 1)
         else:
             values[name] = int(argument or 0) & ((1 << 64) - 1)
     interpreter = _Interpreter(function, memory, values, module)

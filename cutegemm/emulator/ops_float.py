@@ -170,23 +170,29 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "abs": np.abs,
     "sqrt": np.sqrt,
     "rcp": lambda a: np.float32(1) / a,
+    "rsqrt": lambda a: np.float32(1) / np.sqrt(a),
     "ex2": np.exp2,
     "lg2": np.log2,
     "tanh": np.tanh,
 }
 # Instructions the hardware approximates; here they are exact to float32.
-_KNOWN_FLAGS = {"rn", "ftz", "approx", "f32", "NaN"}
+_KNOWN_FLAGS = {"rn", "ftz", "approx", "full", "f32", "NaN"}
+# With the flag, where one number is NaN.
+_OF_NAN = {"min": np.minimum, "max": np.maximum}
 
 
 @opcode(
     *(f"{name}{flags}.f32" for name in _ARITHMETIC for flags in ("", ".rn", ".ftz", ".rn.ftz", ".approx")),
     *(f"{name}.approx.ftz.f32" for name in _ARITHMETIC),
+    *(f"{name}.NaN{flags}.f32" for name in ("min", "max") for flags in ("", ".ftz")),
+    "div.full.f32",
+    "div.full.ftz.f32",
 )
 def _float(statement: Statement, decoder: Decoder) -> Op:
     name, *flags = statement.opcode.split(".")
     if set(flags) - _KNOWN_FLAGS:
         raise decoder.unknown(statement)
-    function = _ARITHMETIC[name]
+    function = _OF_NAN[name] if "NaN" in flags else _ARITHMETIC[name]
     flush = "ftz" in flags
     d = decoder.result(statement.operands[0], statement)
     sources = [decoder.source(text, statement, 32) for text in statement.operands[1:]]

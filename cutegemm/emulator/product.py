@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -79,12 +80,32 @@ def emulate(
 
     Raises what a call raises for its operands, and EmulationError for faults of the kernel.
     """
-    problem = kernels.problem
     a, b, out = operands
-    sizes = check_call(problem, a, b, out, device="cpu")
+    sizes = check_call(kernels.problem, a, b, out, device="cpu")
     if 0 in sizes:
         return Emulation(out.zero_(), {}, Trace(), None)
+    problem = kernels.problem
     choice = kernels.choice(problem.with_sizes(*sizes), gpu, store_path(problem, sizes, out))
+    return emulate_choice(kernels, gpu, Product(choice, sizes, operands), circumstances)
+
+
+@dataclass(frozen=True)
+class Product:
+    """One checked call: the kernel that serves it, its sizes (l, m, n, k), its tensors a, b, out.
+
+    extras   what the host code is given behind the stream
+    """
+
+    choice: Choice
+    sizes: tuple[int, int, int, int]
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    extras: tuple[Any, ...] = ()
+
+
+def emulate_choice(kernels: Kernels, gpu: Gpu, product: Product, circumstances: Circumstances) -> Emulation:
+    """Runs a call that was checked; no size of it is 0. Raises EmulationError for faults of the kernel."""
+    problem, choice, sizes = kernels.problem, product.choice, product.sizes
+    a, b, out = product.operands
     plan = choice.plan(problem)
     resident = circumstances.resident or gpu.resident_clusters(plan.cluster_ctas)
     needed = needs(choice.scheduler, plan, resident, sizes[-1])
@@ -103,6 +124,7 @@ def emulate(
             Addresses(record, {"counters": counters, "partials": partials} if needed else {}),
             outcome,
             None,
+            *product.extras,
             sms=_sms(choice, plan, circumstances.resident),
             seed=circumstances.seed,
             check=circumstances.check,

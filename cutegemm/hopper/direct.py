@@ -13,20 +13,25 @@ from cutlass import Int32, Int64
 
 from cutegemm.hopper.layouts import chunk_mma
 from cutegemm.hopper.plan import MMA_M, HopperPlan
+from cutegemm.hopper.store import origin_of
 from cutegemm.hopper.teams import Member
 from cutegemm.parts.squares import SquareWriter
 from cutegemm.parts.tensors import CUTE_DTYPES
 from cutegemm.problem import GemmProblem
 
 
-def square_writer(
-    mD_mnl: cute.Tensor, plan: HopperPlan, problem: GemmProblem, thread: Int32, origin: tuple
-) -> SquareWriter:
-    """The writer of a thread whose warpgroup's part of the tile begins at ``origin`` (row, column, l)."""
-    row, column, batch = origin
-    coordinates = chunk_mma(problem, plan.warpgroup_n).get_slice(thread)
-    r, c = coordinates.partition_C(cute.make_identity_tensor((MMA_M, plan.warpgroup_n)))[0]
-    return SquareWriter(mD_mnl, row + r, column + c, batch, CUTE_DTYPES[problem.out_dtype])
+@dataclass(frozen=True)
+class PlainSquares:
+    """Makes the writers of a store that stores the sums themselves."""
+
+    def writer(
+        self, mD_mnl: cute.Tensor, plan: HopperPlan, problem: GemmProblem, thread: Int32, origin: tuple
+    ) -> SquareWriter:
+        """The writer of a thread whose warpgroup's part of the tile begins at ``origin`` (row, column, l)."""
+        row, column, batch = origin
+        coordinates = chunk_mma(problem, plan.warpgroup_n).get_slice(thread)
+        r, c = coordinates.partition_C(cute.make_identity_tensor((MMA_M, plan.warpgroup_n)))[0]
+        return SquareWriter(mD_mnl, row + r, column + c, batch, CUTE_DTYPES[problem.out_dtype])
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,11 @@ class DirectStore:
     mD_mnl: cute.Tensor
     plan: cutlass.Constexpr[HopperPlan]
     problem: cutlass.Constexpr[GemmProblem]
+
+    @property
+    def barriers(self) -> int:
+        """See TmaStore.barriers."""
+        return 0
 
     def prefetch(self) -> None:
         """See TmaStore.prefetch: nothing to fetch."""
@@ -49,12 +59,21 @@ class DirectStore:
     def buffers_of(self, consumer: Int32, buffers: None) -> None:
         """See TmaStore.buffers_of."""
 
+    def ahead(self, buffers: None, member: Member, tile: tuple, corner: tuple) -> None:
+        """See TmaStore.ahead: nothing."""
+
     def store(
-        self, accumulators: cute.Tensor, buffers: Any, member: Member, origin: tuple, turn: Int32
+        self,
+        accumulators: cute.Tensor,
+        buffers: Any,
+        ahead: None,
+        member: Member,
+        where: tuple,
+        turn: Int32,
     ) -> None:
         """See TmaStore.store; no buffers are used."""
         plan = self.plan
-        writer = square_writer(self.mD_mnl, plan, self.problem, member.thread, origin)
+        writer = PlainSquares().writer(self.mD_mnl, plan, self.problem, member.thread, origin_of(plan, where))
         _, column_stride, _ = self.mD_mnl.stride
         squares = plan.warpgroup_n // 8
         for mma in range(plan.warpgroup_m // MMA_M):

@@ -64,29 +64,39 @@ class HopperGemm:
 
     @cute.jit
     def __call__(
-        self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, call: Int64, outcome: Int64, stream: Any
+        self,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        d: cute.Tensor,
+        call: Int64,
+        outcome: Int64,
+        stream: Any,
+        *extras: Any,
     ) -> None:
         """Host entry: checks the call (see host.py), then launches. Compiled to machine code.
 
         a (M, K), b (K, N), d (M, N), each with a leading L when batched
         call      address of the CallRecord: the sizes this launch was chosen for
         outcome   address of the int32 that receives 0 (launched) or what kept it from launching
+        extras    an epilogue's operands and further outputs, see build.py
         """
         record = read_record(call)
-        refused = refusal(record, a, b, d, self.plan)
+        refused = refusal(record, a, b, d, self.plan, extras)
         write_outcome(outcome, refused)
         if refused == 0:
-            self._launch(a, b, d, record, stream)
+            self._launch((a, b, d), record, stream, extras)
 
-    def _launch(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, record: Record, stream: Any) -> None:
+    def _launch(self, tensors: tuple, record: Record, stream: Any, extras: tuple) -> None:
         """Descriptors, grid and launch; ``record.resident`` clusters fit on the GPU at once."""
         plan = self.plan
         config = plan.config
+        a, b, d = tensors
         mA_mkl, mB_nkl, mD_mnl = kernel_modes(a, b, d, config.swap_ab)
         layouts = make_layouts(plan, self.problem)
         producer = make_producer(mA_mkl, mB_nkl, layouts, plan)
-        store = make_store(mD_mnl, plan, self.problem)
-        m, n, batch = mD_mnl.shape
+        store = make_store(mD_mnl, plan, self.problem, extras)
+        # Of the product: an epilogue may make D narrower or wider.
+        m, n, batch = mA_mkl.shape[0], mB_nkl.shape[0], mD_mnl.shape[2]
         clusters_m = cute.ceil_div(m, config.tile_m * config.cluster_m)
         clusters_n = cute.ceil_div(n, config.tile_n * config.cluster_n)
         tasks = clusters_m * clusters_n * batch
@@ -125,7 +135,7 @@ class HopperGemm:
             store.prefetch()
 
         smem = cutlass.memory.SmemAllocator()
-        barriers = smem.allocate_array(cutlass.Int64, 2 * plan.stages + STORE_BARRIERS)
+        barriers = smem.allocate_array(cutlass.Int64, 2 * plan.stages + max(STORE_BARRIERS, store.barriers))
         feed = make_feed(self.scheduler, plan, smem, grid, place)
         reduction = make_reduction(self.scheduler, plan, feed, smem, grid, place)
         sA, sB = self._operand_stages(a_staged, b_staged, smem)
@@ -268,7 +278,7 @@ class HopperGemm:
         accumulators = cute.make_rmem_tensor(
             mainloop.tiled_mma.partition_shape_C((config.tile_m, config.tile_n)), cutlass.Float32
         )
-        own_buffers = store.buffers_of(consumer, buffers)
+        own_buffers: Any = store.buffers_of(consumer, buffers)
         share = team.member(consumer)
         row = share % plan.warpgroups_m * MMA_M
         column = share // plan.warpgroups_m * plan.warpgroup_n
@@ -280,12 +290,13 @@ class HopperGemm:
         while position.task < tasks:
             m, n, batch = self._tile(position.task, grid, place)
             span = feed.span(position)
+            tile, corner = (m, n, batch), (row, column)
+            ahead: Any = store.ahead(own_buffers, member, tile, corner)
             team.wait_turn(consumer)
             cursor = mainloop.compute(accumulators, cursor, span.k_count)
             team.pass_turn(consumer)
             if reduction.complete(accumulators, span, member, share):
-                origin = (m * config.tile_m + row, n * config.tile_n + column, batch)
-                store.store(accumulators, own_buffers, member, origin, turn)
+                store.store(accumulators, own_buffers, ahead, member, (tile, corner), turn)
                 turn = turn + 1
             position, cursor = team.following(position, cursor, steps)
         store.drain(own_buffers, member, turn)

@@ -94,6 +94,22 @@ def chunk_copy(problem: GemmProblem, width: int) -> Any:
     return cute.make_tiled_copy_C(atom, chunk_mma(problem, width))
 
 
+def chunk_load(problem: GemmProblem, width: int) -> Any:
+    """The shared-to-register copy of one (64, width) piece of an operand that lies as an output of its dtype.
+
+    16-bit operands come through ldmatrix, transposed when D is M-major; float32 through plain loads.
+    """
+    dtype = CUTE_DTYPES[problem.out_dtype]
+    m_major = problem.out_major == "m"
+    if dtype.width == 16:
+        matrices = 4 if width % 16 == 0 else 2
+        atom = cute.make_copy_atom(cute.nvgpu.warp.LdMatrix8x8x16bOp(m_major, matrices), dtype)
+    else:
+        bits = 32 if m_major else 64
+        atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), dtype, num_bits_per_copy=bits)
+    return cute.make_tiled_copy_C(atom, chunk_mma(problem, width))
+
+
 def chunk_mma(problem: GemmProblem, width: int) -> Any:
     """An MMA that names who holds what of a (64, width) piece; never executed."""
     dtype = CUTE_DTYPES[problem.a_dtype]

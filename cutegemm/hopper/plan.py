@@ -7,6 +7,8 @@ the plan that comes out, and the heuristic asks the same function.
 from dataclasses import dataclass
 
 from cutegemm.config import GemmConfig, check_one_of
+from cutegemm.epilogue.graph import HALF
+from cutegemm.epilogue.spec import Epilogue, scaled_size
 from cutegemm.errors import ConfigError
 from cutegemm.parts.limits import (
     ALIGNMENT,
@@ -45,6 +47,7 @@ class HopperPlan:
     chunks                      (first column, width) of the output pieces a warpgroup stores, in elements
     b_swizzle_n                 elements of N that decide B's swizzle when B is N-major
     smem_bytes                  dynamic shared memory of a CTA
+    streamed                    whether a tile's sum may come in parts from several workers (StreamK)
     """
 
     config: GemmConfig
@@ -59,6 +62,7 @@ class HopperPlan:
     stage_bytes: int
     store_buffer_bytes: int
     smem_bytes: int
+    streamed: bool = False
 
     @property
     def cluster_ctas(self) -> int:
@@ -86,6 +90,10 @@ class HopperPlan:
             return buffers - 1
         last_use = step + (steps - 1 - step) // buffers * buffers
         return steps - 1 - last_use + step
+
+    def piece_bytes(self, dtype: str) -> int:
+        """Shared memory of one piece of an epilogue's operand of a dtype."""
+        return piece_bytes(self.chunks, dtype)
 
     @property
     def consumer_buffer_bytes(self) -> int:
@@ -148,13 +156,20 @@ def plan(
     if splits > 1:
         _check_split(config, splits)
         store = "direct"
+    if problem.epilogue is not None:
+        _check_epilogue(problem.epilogue, splits)
     warpgroups_m, warpgroups_n = _split(config)
     _check_tile_n(config, problem, warpgroups_n)
     store_kind = "split" if splits > 1 else store
     _check_registers(config, problem, (warpgroups_m, warpgroups_n), store_kind, streamed)
     chunks = output_chunks(config.tile_n // warpgroups_n, problem)
-    partials = 4 * config.tile_m * config.tile_n if splits > 1 else 0
-    stages, store_stages, sizes = _shared_memory(config, problem, chunks if store == "tma" else (), partials)
+    beside = 4 * config.tile_m * config.tile_n if splits > 1 else 0
+    if problem.epilogue is not None and splits == 1:
+        columns = sum(dtype_bytes(str(operand.dtype)) for operand in problem.epilogue.columns)
+        beside += config.consumers * config.tile_n // warpgroups_n * columns
+    # A direct store has no pieces in shared memory, unless they come out of an epilogue.
+    stored = chunks if store == "tma" or (problem.epilogue is not None and splits == 1) else ()
+    stages, store_stages, sizes = _shared_memory(config, problem, stored, beside)
     return HopperPlan(
         config=config.with_(stages=stages, store_stages=store_stages),
         store=store,
@@ -167,7 +182,11 @@ def plan(
         store_stages=store_stages,
         stage_bytes=sizes[0],
         store_buffer_bytes=sizes[1],
-        smem_bytes=BARRIER_BYTES + partials + stages * sizes[0] + config.consumers * store_stages * sizes[1],
+        smem_bytes=BARRIER_BYTES
+        + beside
+        + stages * sizes[0]
+        + config.consumers * store_stages * (sizes[1] + _companion_bytes(problem, stored)),
+        streamed=streamed,
     )
 
 
@@ -178,6 +197,36 @@ def output_chunks(columns: int, problem: GemmProblem) -> tuple[tuple[int, int], 
     """
     width = CHUNK_ROW_BYTES // dtype_bytes(problem.out_dtype)
     return tuple((first, min(width, columns - first)) for first in range(0, columns, width))
+
+
+def piece_bytes(chunks: tuple[tuple[int, int], ...], dtype: str) -> int:
+    """Shared memory of one piece, the widest, in elements of a dtype."""
+    bytes_ = MMA_M * max((width for _, width in chunks), default=0) * dtype_bytes(dtype)
+    return -(-bytes_ // ALIGNMENT) * ALIGNMENT
+
+
+def _companion_bytes(problem: GemmProblem, chunks: tuple[tuple[int, int], ...]) -> int:
+    """Shared memory that an epilogue's operands and further outputs take beside each output buffer."""
+    if problem.epilogue is None:
+        return 0
+    operands = sum(piece_bytes(chunks, str(operand.dtype)) for operand in problem.epilogue.staged)
+    for output in problem.epilogue.stored[1:]:
+        width = problem.epilogue.graph.width(output)
+        operands += scaled_size(piece_bytes(chunks, output.dtype or problem.out_dtype), width)
+    return operands
+
+
+def _check_epilogue(epilogue: Epilogue, splits: int) -> None:
+    if epilogue.swapped and epilogue.pairs:
+        raise ConfigError(
+            f"the epilogue {epilogue} takes columns in pairs, which swap_ab=True would put into different "
+            "threads; use swap_ab=False"
+        )
+    if epilogue.reductions and splits > 1:
+        raise ConfigError(
+            f"the epilogue {epilogue} reduces rows or columns; with K split {splits} ways no thread has all "
+            "values of a row; use another scheduler than SplitK"
+        )
 
 
 def _check_shape(config: GemmConfig, problem: GemmProblem) -> None:
@@ -252,7 +301,11 @@ def _split(config: GemmConfig) -> tuple[int, int]:
 def _tile_n_unit(config: GemmConfig, problem: GemmProblem, warpgroups_n: int) -> int:
     """What tile_n must be a multiple of."""
     # An N-major B needs a swizzle span of at least 32 bytes along N; the multicast slices are spans too.
-    atom = 16 if problem.b_major == "n" else 8
+    # Pieces of half the columns are whole 16-byte units as well.
+    halved = problem.epilogue is not None and any(
+        problem.epilogue.graph.width(output) == HALF for output in problem.epilogue.stored
+    )
+    atom = 16 if problem.b_major == "n" or halved else 8
     return atom * max(warpgroups_n, config.cluster_m)
 
 
@@ -287,12 +340,14 @@ def _shared_memory(
 ) -> tuple[int, int, tuple[int, int]]:
     """(stages, store buffers a warpgroup, (bytes of a stage, bytes of a store buffer)).
 
-    partials: bytes that the partial sums of a split tile take beside them.
+    partials: bytes that the partial sums of a split tile, or an epilogue's operands, take beside them.
     """
     stage = (config.tile_m + config.tile_n) * config.tile_k * dtype_bytes(problem.a_dtype)
-    # A direct store has no pieces in shared memory.
     buffer = MMA_M * max((width for _, width in chunks), default=0) * dtype_bytes(problem.out_dtype)
-    buffer = -(-buffer // ALIGNMENT) * ALIGNMENT
+    if problem.epilogue is not None:
+        buffer = scaled_size(buffer, problem.epilogue.width)
+    out_buffer = -(-buffer // ALIGNMENT) * ALIGNMENT
+    buffer = out_buffer + _companion_bytes(problem, chunks)
     steps = len(chunks) * config.tile_m // (MMA_M * _split(config)[0])
     store_stages = config.store_stages or max(1, min(2, steps))
 
@@ -323,4 +378,4 @@ def _shared_memory(
         # Leftover room goes to the output buffers: the more, the fewer waits between chunks.
         while store_stages < steps and room(store_stages + 1) >= stages:
             store_stages += 1
-    return stages, store_stages, (stage, buffer)
+    return stages, store_stages, (stage, out_buffer)

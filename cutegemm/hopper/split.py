@@ -16,8 +16,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from cutegemm.hopper.direct import square_writer
+from cutegemm.hopper.direct import PlainSquares
+from cutegemm.hopper.fused import FusedSquares
 from cutegemm.hopper.plan import MMA_M, HopperPlan
+from cutegemm.hopper.store import origin_of
 from cutegemm.hopper.teams import Member
 from cutegemm.parts.limits import ALIGNMENT, WARPGROUP_THREADS
 from cutegemm.problem import GemmProblem
@@ -36,11 +38,20 @@ class SplitBuffers:
 
 @dataclass(frozen=True)
 class SplitStore:
-    """Reduces and stores; see the module. mD_mnl is the output itself, (M, N, L)."""
+    """Reduces and stores; see the module. mD_mnl is the output itself, (M, N, L).
+
+    squares: what becomes of the sums on their way
+    """
 
     mD_mnl: cute.Tensor
+    squares: PlainSquares | FusedSquares
     plan: cutlass.Constexpr[HopperPlan]
     problem: cutlass.Constexpr[GemmProblem]
+
+    @property
+    def barriers(self) -> int:
+        """See TmaStore.barriers."""
+        return 2
 
     def prefetch(self) -> None:
         """See TmaStore.prefetch: nothing to fetch."""
@@ -62,9 +73,18 @@ class SplitStore:
         """See TmaStore.buffers_of: all consumers share the barriers; the sums are told apart by address."""
         return buffers
 
+    def ahead(self, buffers: SplitBuffers, member: Member, tile: tuple, corner: tuple) -> None:
+        """See TmaStore.ahead: nothing."""
+
     @cute.jit
     def store(
-        self, accumulators: cute.Tensor, buffers: SplitBuffers, member: Member, origin: tuple, turn: Int32
+        self,
+        accumulators: cute.Tensor,
+        buffers: SplitBuffers,
+        ahead: None,
+        member: Member,
+        where: tuple,
+        turn: Int32,
     ) -> None:
         """See TmaStore.store."""
         if turn > 0:
@@ -72,7 +92,7 @@ class SplitStore:
         self._leave(accumulators, buffers, member)
         self._announce(buffers.partials_written)
         self._wait(buffers.partials_written, turn)
-        self._reduce(buffers, member, origin)
+        self._reduce(buffers, member, origin_of(self.plan, where))
         self._announce(buffers.partials_read)
 
     @cute.jit
@@ -115,7 +135,7 @@ class SplitStore:
     def _reduce(self, buffers: SplitBuffers, member: Member, origin: tuple) -> None:
         """Adds and writes this CTA's share of the squares of its threads."""
         plan = self.plan
-        writer = square_writer(self.mD_mnl, plan, self.problem, member.thread, origin)
+        writer = self.squares.writer(self.mD_mnl, plan, self.problem, member.thread, origin)
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         squares = self._squares()
         per_row = plan.warpgroup_n // 8

@@ -28,6 +28,11 @@ class TmaStore:
     plan: cutlass.Constexpr[HopperPlan]
     problem: cutlass.Constexpr[GemmProblem]
 
+    @property
+    def barriers(self) -> int:
+        """mbarriers the store uses."""
+        return 0
+
     def prefetch(self) -> None:
         """Fetches the descriptors."""
         for atom in self.atoms:
@@ -52,14 +57,21 @@ class TmaStore:
         return self.plan.consumer_buffer_bytes // dtype_bytes(self.problem.out_dtype)
 
     def store(
-        self, accumulators: cute.Tensor, buffers: cute.Pointer, member: Member, origin: tuple, turn: Int32
+        self,
+        accumulators: cute.Tensor,
+        buffers: cute.Pointer,
+        ahead: None,
+        member: Member,
+        where: tuple,
+        turn: Int32,
     ) -> None:
         """Writes this warpgroup's rows and columns of one tile.
 
         buffers   this warpgroup's output buffers in shared memory
+        ahead     what ``ahead`` gave
         member    the calling thread and its warpgroup
-        origin    (row, column, l) of the warpgroup's first element in D; rows of its further MMAs
-                  follow ``warpgroups_m`` MMA heights apart
+        where     (tile, corner): m, n and l of the CTA's tile; row and column in it of the warpgroup's first
+                  element. Rows of its further MMAs follow ``warpgroups_m`` MMA heights apart
         turn      how many tiles this warpgroup has stored before
 
         A buffer is written again only after TMA has read it; the last stores are still in flight on
@@ -67,18 +79,24 @@ class TmaStore:
         """
         plan = self.plan
         thread, barrier = member.thread, NamedBarrier.STORE + member.consumer
-        row, column, batch = origin
+        row, column, batch = origin_of(plan, where)
         step = 0
         for mma in range(plan.warpgroup_m // MMA_M):
             for first, width in plan.chunks:
                 buffer = step % plan.store_stages
-                self._wait_for_buffer(thread, barrier, plan.pending_stores(step))
+                self.wait_for_buffer(thread, barrier, plan.pending_stores(step))
                 self._to_shared(accumulators, buffers, thread, (mma, first, width), buffer)
                 cute.arch.fence_proxy("async.shared", space="cta")
                 cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
                 position = (row + mma * plan.warpgroups_m * MMA_M, column + first, batch)
-                self._to_global(buffers, thread, width, buffer, position)
+                self.send(buffers, thread, width, buffer, position)
                 step += 1
+
+    def ahead(self, buffers: cute.Pointer, member: Member, tile: tuple, corner: tuple) -> None:
+        """Starts, before the main loop, what the store of a tile will need; arguments as ``store`` has them.
+
+        What it returns is handed to ``store``.
+        """
 
     @cute.jit
     def drain(self, buffers: cute.Pointer, member: Member, turn: Int32) -> None:
@@ -87,7 +105,8 @@ class TmaStore:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
-    def _wait_for_buffer(self, thread: Int32, barrier: Int32, pending: cutlass.Constexpr[int]) -> None:
+    def wait_for_buffer(self, thread: Int32, barrier: Int32, pending: cutlass.Constexpr[int]) -> None:
+        """Until at most ``pending`` stores of the warpgroup still read their buffers; its threads meet."""
         if thread < cute.arch.WARP_SIZE:
             cute.arch.cp_async_bulk_wait_group(pending, read=True)
         cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
@@ -96,26 +115,46 @@ class TmaStore:
         self, accumulators: cute.Tensor, buffers: cute.Pointer, thread: Int32, piece: tuple, buffer: int
     ) -> None:
         mma, first, width = piece
-        dtype = CUTE_DTYPES[self.problem.out_dtype]
-        # (64, width, buffer)
-        sD = _tensor_at(buffers, chunk_layout(self.plan, self.problem, width))
-        copy = chunk_copy(self.problem, width)
-        thread_copy = copy.get_slice(thread)
         fragment_shape = chunk_mma(self.problem, width).partition_shape_C((MMA_M, width))
         values = cute.make_rmem_tensor(fragment_shape, cutlass.Float32)
         start = mma * self.plan.warpgroup_n // 2 + first // 2
         for i in range(width // 2):
             values[i] = accumulators[start + i]
+        self.put(values.load(), buffers, thread, width, buffer)
+
+    def put(self, values: Any, buffers: cute.Pointer, thread: Int32, width: int, buffer: int) -> None:
+        """A thread's values of a piece, a float32 vector, into a buffer."""
+        dtype = CUTE_DTYPES[self.problem.out_dtype]
+        sD = self.pieces(buffers, width)
+        copy = chunk_copy(self.problem, width)
+        thread_copy = copy.get_slice(thread)
+        fragment_shape = chunk_mma(self.problem, width).partition_shape_C((MMA_M, width))
         out = cute.make_rmem_tensor(fragment_shape, dtype)
-        out.store(values.load().to(dtype))
+        for_store = values.to(dtype)
+        out.store(for_store.reshape(fragment_shape))
         cute.copy(copy, thread_copy.retile(out), thread_copy.partition_D(sD)[None, None, None, buffer])
 
+    def pieces(self, buffers: cute.Pointer, width: int) -> cute.Tensor:
+        """(64, width, buffer): a warpgroup's buffers."""
+        return tensor_at(buffers, chunk_layout(self.plan, self.problem, width))
+
     @cute.jit
-    def _to_global(
-        self, buffers: cute.Pointer, thread: Int32, width: int, buffer: int, position: tuple
-    ) -> None:
+    def send(self, buffers: cute.Pointer, thread: Int32, width: int, buffer: int, position: tuple) -> None:
+        """Starts the store of a buffer to ``position`` (row, column, l), as a group of its own."""
+        self.start(buffers, thread, width, buffer, position)
+        self.commit(thread)
+
+    @cute.jit
+    def commit(self, thread: Int32) -> None:
+        """What was started since the last commit is one group."""
+        if thread < cute.arch.WARP_SIZE:
+            cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def start(self, buffers: cute.Pointer, thread: Int32, width: int, buffer: int, position: tuple) -> None:
+        """Starts the store of a buffer; the first warp does."""
         which = 0 if width == self.plan.chunks[0][1] else 1
-        sD = _tensor_at(buffers, chunk_layout(self.plan, self.problem, width))
+        sD = tensor_at(buffers, chunk_layout(self.plan, self.problem, width))
         # The piece's own window of D; TMA coordinates, so the offset need not be a multiple of its width.
         gD = cute.local_tile(cute.domain_offset(position, self.tensors[which]), (MMA_M, width, 1), (0, 0, 0))
         tSsD, tSgD = cpasync.tma_partition(
@@ -127,7 +166,6 @@ class TmaStore:
         )
         if thread < cute.arch.WARP_SIZE:
             cute.copy(self.atoms[which], tSsD[None, buffer], tSgD)
-            cute.arch.cp_async_bulk_commit_group()
 
 
 def make_tma_store(mD_mnl: cute.Tensor, plan: HopperPlan, problem: GemmProblem) -> TmaStore:
@@ -144,5 +182,12 @@ def make_tma_store(mD_mnl: cute.Tensor, plan: HopperPlan, problem: GemmProblem) 
     return TmaStore(tuple(atoms), tuple(tensors), plan, problem)
 
 
-def _tensor_at(pointer: cute.Pointer, layout: Any) -> cute.Tensor:
+def tensor_at(pointer: cute.Pointer, layout: Any) -> cute.Tensor:
+    """Shared memory seen through a layout that may be swizzled."""
     return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, pointer.dtype), layout.outer)
+
+
+def origin_of(plan: HopperPlan, where: tuple) -> tuple:
+    """(row, column, l) in D of a warpgroup's first element; where: as TmaStore.store has it."""
+    (m, n, batch), (row, column) = where
+    return m * plan.config.tile_m + row, n * plan.config.tile_n + column, batch

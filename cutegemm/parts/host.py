@@ -45,13 +45,27 @@ def write_outcome(address: Int64, outcome: Int32) -> None:
     _int32s_at(address, 1)[0] = outcome
 
 
-def refusal(record: Record, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, plan: KernelPlan) -> Int32:
-    """An Outcome: LAUNCHED if nothing speaks against the launch of this plan's kernel."""
+def refusal(
+    record: Record,
+    a: cute.Tensor,
+    b: cute.Tensor,
+    d: cute.Tensor,
+    plan: KernelPlan,
+    extras: tuple = (),
+) -> Int32:
+    """An Outcome: LAUNCHED if nothing speaks against the launch of this plan's kernel.
+
+    extras: an epilogue's arguments; its tensors may lie at d's own address, but not elsewhere inside of it
+    """
     sizes_differ = _differs(a.shape[-2], record.m) | _differs(a.shape[-1], record.k)
     sizes_differ = sizes_differ | _differs(b.shape[-1], record.n)
     if len(a.shape) == 3:
         sizes_differ = sizes_differ | _differs(a.shape[0], record.l)
-    overlap = (_meet(d, a) | _meet(d, b) | _lines_overlap(d)) & (record.disjoint == 0)
+    overlap = _meet(d, a) | _meet(d, b) | _lines_overlap(d)
+    for extra in extras:
+        if isinstance(extra, cute.Tensor):
+            overlap = overlap | (_meet(d, extra) & (d.iterator.toint() != extra.iterator.toint()))
+    overlap = overlap & (record.disjoint == 0)
     outcome = cutlass.select_(overlap, Int32(Outcome.MAY_OVERLAP), Int32(Outcome.LAUNCHED))
     if plan.store == "direct" and plan.splits == 1:
         outcome = cutlass.select_(_tma_could_store(d), Int32(Outcome.TMA_COULD_STORE), outcome)

@@ -6,6 +6,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from cutegemm.epilogue.arguments import fake_arguments
+from cutegemm.epilogue.graph import FULL
 from cutegemm.parts.limits import TMA_ALIGNMENT, StorePath
 from cutegemm.problem import GemmProblem
 
@@ -32,7 +34,10 @@ def _view(tensor: cute.Tensor, first: int, second: int) -> cute.Tensor:
 
 
 def fake_operands(problem: GemmProblem, store: StorePath) -> tuple[Any, ...]:
-    """Symbolic A, B, D, the addresses of the call record and the outcome, the caller's current stream."""
+    """Symbolic A, B, D, the addresses of the call record and the outcome, the caller's current stream.
+
+    Behind them an epilogue's own, see ``epilogue.arguments``.
+    """
     m, n, k = (cute.sym_int() for _ in range(3))
     batch = (cute.sym_int(),) if problem.batched else ()
 
@@ -52,11 +57,15 @@ def fake_operands(problem: GemmProblem, store: StorePath) -> tuple[Any, ...]:
             assumed_align=alignment,
         )
 
+    epilogue = problem.epilogue
+    extras = () if epilogue is None else fake_arguments(problem, epilogue, (batch, m, n))
+    out_n = n if epilogue is None or epilogue.width == FULL else cute.sym_int()
     return (
         operand(problem.a_dtype, m, k, problem.a_major == "m"),
         operand(problem.b_dtype, k, n, problem.b_major == "k"),
-        operand(problem.out_dtype, m, n, problem.out_major == "m", tma=store == "tma"),
+        operand(problem.out_dtype, m, out_n, problem.out_major == "m", tma=store == "tma"),
         cutlass.Int64(0),
         cutlass.Int64(0),
         make_fake_stream(use_tvm_ffi_env_stream=True),
+        *extras,
     )

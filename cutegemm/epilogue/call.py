@@ -1,0 +1,192 @@
+"""A call with an epilogue: what is passed to the compiled code, and what is put together afterwards."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from cutegemm.callrecord import Outcome
+from cutegemm.epilogue.graph import Output
+from cutegemm.epilogue.operands import as_argument
+from cutegemm.epilogue.spec import Epilogue, Operand, scaled_size
+from cutegemm.operands import check_grad
+from cutegemm.parts.limits import StorePath
+
+if TYPE_CHECKING:
+    from cutegemm.fusedgemm import FusedGemm
+    from cutegemm.gemm import Launch
+    from cutegemm.hopper.plan import HopperPlan
+
+ROWS_OF_A_PART = 16  # that one warp holds of an MMA: a sum over rows comes in parts of so many
+
+
+@dataclass(frozen=True)
+class Call:
+    """One checked call.
+
+    epilogue   with the dtypes of the operands
+    sizes      (l, m, n, k)
+    store      how the result is written
+    tensors    a, b and out; a and b are zeros of some depth where K is 0
+    further    further outputs by name
+    operands   by name, scalars' defaults included
+    """
+
+    epilogue: Epilogue
+    sizes: tuple[int, int, int, int]
+    store: StorePath
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    further: dict[str, torch.Tensor]
+    operands: Mapping[str, Any]
+
+    @property
+    def result(self) -> Any:
+        """What the caller gets: out, or (out, {"name": further})."""
+        return (self.tensors[2], self.further) if self.further else self.tensors[2]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The tensors a kernel writes beside its main output, and the reductions to be finished from them.
+
+    A warp reduces what it holds of a row or a column in registers and writes it to a place of its own; the
+    places of a row or column are put together here, in an order that does not depend on who came first.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    reductions: tuple[tuple[Output, torch.Tensor, torch.Tensor], ...]
+
+    @classmethod
+    def of(
+        cls,
+        epilogue: Epilogue,
+        further: Mapping[str, torch.Tensor],
+        plan: "HopperPlan",
+        sizes: tuple[int, int, int, int],
+    ) -> "Parts":
+        """For further outputs that are there already. sizes: (l, m, n, k)."""
+        tensors, reductions = [], []
+        for output in epilogue.further:
+            final = further[str(output.name)]
+            if output.reduction is None:
+                tensors.append(final)
+                continue
+            parts = _room_for_parts(output, final, plan, sizes)
+            tensors.append(parts)
+            reductions.append((output, parts, final))
+        return cls(tuple(tensors), tuple(reductions))
+
+    def finish(self) -> None:
+        """Puts the parts of every reduction together."""
+        for output, parts, final in self.reductions:
+            along = -1 if output.axis == "row" else -2
+            if output.reduction in ("max", "amax"):
+                torch.amax(parts, along, out=final)
+            else:
+                torch.sum(parts, along, out=final)
+
+
+def _room_for_parts(
+    output: Output, final: torch.Tensor, plan: "HopperPlan", sizes: tuple[int, int, int, int]
+) -> torch.Tensor:
+    """(L, M, part) for sums along rows, (L, part, N) for sums along columns."""
+    _, m, n, _ = sizes
+    along_rows = output.axis == "row"
+    reduced = n if along_rows else m
+    # The kernel's columns are the user's unless it computes D^T.
+    over_columns = along_rows != plan.config.swap_ab
+    count = -(-reduced // (plan.warpgroup_n if over_columns else ROWS_OF_A_PART))
+    lead, kept = final.shape[:-1], final.shape[-1]
+    return final.new_empty((*lead, kept, count) if along_rows else (*lead, count, kept))
+
+
+def emulated_argument(operand: Operand, given: Any, out_major: str) -> tuple[Any, ...]:
+    """What the emulator gets for an operand; tensors without dimensions count as lying on the GPU."""
+    from cutegemm.emulator.arguments import Addresses
+    from cutegemm.emulator.host import TensorArgument
+
+    if not operand.is_scalar:
+        unit = None if operand.access == "direct" else -1 if out_major == "n" else -2
+        return (TensorArgument(given, unit),)
+    if not isinstance(given, torch.Tensor):
+        return given, 0
+    value = given.detach().to(torch.float32 if operand.type == "float" else torch.int32)
+    return 0, Addresses(value.data_ptr(), {operand.name: value})
+
+
+class ReadyCall:
+    """A kind of call that was checked once: the repeated one costs what passing its tensors costs."""
+
+    def __init__(
+        self, gemm: "FusedGemm", epilogue: Epilogue, launch: "Launch", defaults: Mapping[str, float | int]
+    ) -> None:
+        self.gemm, self.epilogue, self.launch, self.defaults = gemm, epilogue, launch, defaults
+        record = launch.record
+        self.sizes = record.l, record.m, record.n, record.k
+        self._operands = tuple((operand, operand.name, operand.is_scalar) for operand in epilogue.operands)
+
+    def run(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: dict[str, Any]
+    ) -> Any:
+        """The result; None if the host code refused the launch."""
+        gemm, epilogue = self.gemm, self.epilogue
+        sizes = self.sizes
+        if out is None:
+            out = gemm.allocate(a, b, scaled_size(sizes[2], epilogue.width))
+        if torch.is_grad_enabled():
+            check_grad(a, b, out)
+            for _, name, scalar in self._operands:
+                if not scalar:
+                    check_grad(operands[name], b, None)
+        further = self._allocated(a) if epilogue.further else {}
+        call = Call(epilogue, sizes, "tma", (a, b, out), further, operands)
+        if self._launched(call, self.launch.record_address) != Outcome.LAUNCHED:
+            return None
+        return (out, further) if further else out
+
+    def launch_checked(self, call: Call) -> int:
+        """Launches a call that passed every check, the exact ones for overlap too; an Outcome."""
+        return self._launched(call, self.launch.disjoint_record_address)
+
+    def _launched(self, call: Call, record: int) -> int:
+        from cutegemm.gemm import outcome_word
+
+        arguments: list[Any] = []
+        kept: list[Any] = []
+        for operand, name, scalar in self._operands:
+            given = call.operands.get(name)
+            if given is None:
+                given = self.defaults[name]
+            if not scalar:
+                arguments.append(given)
+            elif type(given) is float or (type(given) is int):
+                arguments += (given, 0)
+            else:
+                arguments += as_argument(operand, given, kept)
+        parts = None
+        if call.further:
+            parts = Parts.of(self.epilogue, call.further, cast("HopperPlan", self.launch.plan), call.sizes)
+            arguments += parts.tensors
+        self.launch.function(*call.tensors, record, outcome_word.address, *arguments)
+        if parts is not None and outcome_word.word.value == Outcome.LAUNCHED:
+            parts.finish()
+        return int(outcome_word.word.value)
+
+    def _allocated(self, a: torch.Tensor) -> dict[str, torch.Tensor]:
+        problem = self.gemm.problem
+        _, m, n, _ = self.sizes
+        lead = a.shape[:-2]
+        found = {}
+        for output in self.epilogue.further:
+            dtype: torch.dtype = getattr(torch, output.dtype or problem.out_dtype)
+            columns = scaled_size(n, self.epilogue.graph.width(output))
+            if output.axis is not None:
+                found[str(output.name)] = a.new_empty(
+                    (*lead, m if output.axis == "row" else columns), dtype=dtype
+                )
+            elif problem.out_major == "n":
+                found[str(output.name)] = a.new_empty((*lead, m, columns), dtype=dtype)
+            else:
+                found[str(output.name)] = a.new_empty((*lead, columns, m), dtype=dtype).transpose(-1, -2)
+        return found

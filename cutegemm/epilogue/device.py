@@ -1,0 +1,346 @@
+"""A graph evaluated on values in registers. Knows a fragment and where its elements belong; no architecture.
+
+A store hands over float32 values of one thread with their rows and columns in the user's result, two
+neighbouring columns side by side, and a source that says where operands come from. What it gets back are
+the values of every output, to be stored as it sees fit.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64, Uint32
+
+from cutegemm.epilogue.functions import GOLDEN, MIX_1, MIX_2, UNIT
+from cutegemm.epilogue.graph import FULL, HALF, Graph, Node, Output
+from cutegemm.epilogue.spec import Epilogue, Operand
+
+DTYPES = {"bfloat16": BFloat16, "float16": Float16, "float32": Float32}
+
+# Of erfc(|x|) = t p(t) exp(-x^2) with t = 1 / (1 + ERF_SLOPE |x|), to 1.5e-7: Abramowitz and Stegun 7.1.26.
+ERF_SLOPE = 0.3275911
+ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Rows and columns of a fragment's elements in the user's result, and the batch they belong to."""
+
+    rows: tuple[Int32, ...]
+    columns: tuple[Int32, ...]
+    batch: Int32
+
+    def at(self, width: int) -> "Places":
+        """Those of the elements of a matrix of a width that belong to the fragment's."""
+        if width == FULL:
+            return self
+        if width == HALF:
+            # Pairs lie side by side, and begin with an even column.
+            return Places(self.rows[::2], tuple(column >> 1 for column in self.columns[::2]), self.batch)
+        rows = tuple(row for row in self.rows for _ in range(2))
+        columns = tuple(2 * column + odd for column in self.columns for odd in range(2))
+        return Places(rows, columns, self.batch)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Source(Protocol):
+    """Where the values of operands come from."""
+
+    def read(self, operand: Operand, places: Places, guard: Any) -> Any:
+        """A vector of float32 (int32 for whole numbers), one for each place.
+
+        guard   None, or a number: where it is 0, nothing is read and the values are 0
+        """
+
+
+def vector(values: Sequence[Any], dtype: Any) -> Any:
+    """A vector of scalars."""
+    fragment = cute.make_rmem_tensor(len(values), dtype)
+    for i, value in enumerate(values):
+        fragment[i] = value
+    return fragment.load()
+
+
+class Evaluation:
+    """The values of one graph on one fragment, each computed once.
+
+    values   the accumulators, a float32 vector
+    """
+
+    def __init__(
+        self, graph: Graph, operands: Sequence[Operand], values: Any, places: Places, source: Source
+    ) -> None:
+        self.graph = graph
+        self.operands = {operand.name: operand for operand in operands}
+        self.values, self.places, self.source = values, places, source
+        self._known: dict[tuple[int, int], Any] = {}
+        self._places: dict[int, Places] = {}
+
+    def output(self, output: Output) -> Any:
+        """An output's values, at the places of its width; of a reduction those to be reduced."""
+        return self.value(output.node, self.graph.width(output))
+
+    def places_at(self, width: int) -> Places:
+        """Where values of a width belong."""
+        if width not in self._places:
+            self._places[width] = self.places.at(width)
+        return self._places[width]
+
+    def value(self, number: int, width: int) -> Any:
+        """A node's values. A node of no width of its own takes the one it is asked for."""
+        node = self.graph.nodes[number]
+        width = width if node.width is None else node.width
+        known = self._known.get((number, width))
+        if known is None:
+            known = self._known[number, width] = self._computed(node, width)
+        return known
+
+    def _computed(self, node: Node, width: int) -> Any:
+        places = self.places_at(width)
+        if node.op == "acc":
+            return self.values
+        if node.op == "operand":
+            guard = None if node.guard is None else self.value(node.guard, width)[0]
+            return self.source.read(self.operands[str(node.detail)], places, guard)
+        if node.op == "constant":
+            dtype = {"float": Float32, "int": Int32, "bool": Boolean}[node.type]
+            return cute.full(len(places), node.detail, dtype)
+        if node.op == "row_index":
+            return vector(places.rows, Int32)
+        if node.op == "column_index":
+            return vector(places.columns, Int32)
+        if node.op == "batch_index":
+            return cute.full(len(places), places.batch, Int32)
+        if node.op in ("even", "odd"):
+            both = self.value(node.inputs[0], width + 1)
+            return both.reshape((2, len(places)))[int(node.op == "odd"), None]
+        if node.op == "interleave":
+            even, odd = (self.value(number, width - 1) for number in node.inputs)
+            dtype = Float32
+            return vector([one[i] for i in range(len(places) // 2) for one in (even, odd)], dtype)
+        inputs = [self.value(number, width) for number in node.inputs]
+        if node.op == "random":
+            return _random(int(node.detail), *inputs)  # type: ignore[arg-type]
+        if node.op == "cast":
+            return inputs[0].to(DTYPES[str(node.detail)]).to(Float32)
+        return _OPERATIONS[node.op](*inputs)
+
+
+def each(function: Callable[..., Any], *vectors: Any) -> Any:
+    """A function of scalars on each element: for instructions that have no form for vectors."""
+    count = cute.size(vectors[0].shape)
+    return vector([function(*(one[i] for one in vectors)) for i in range(count)], Float32)
+
+
+def _divided(x: Any, y: Any) -> Any:
+    return each(lambda a, b: cute.math.div(a, b, full=True), x, y)
+
+
+def _reciprocal(x: Any) -> Any:
+    return each(lambda a: cute.math.rcp(a, approx=True, ftz=True), x)
+
+
+def _remainder(x: Any, y: Any) -> Any:
+    # The language's own % goes towards 0; // goes down, as Python's and torch's do.
+    return x - (x // y) * y
+
+
+def _chosen(condition: Any, yes: Any, no: Any) -> Any:
+    return cute.where(condition, yes, no)
+
+
+def _not(condition: Any) -> Any:
+    return condition ^ cute.full_like(condition, True)
+
+
+def _exp(x: Any) -> Any:
+    return cute.math.exp(x, fastmath=True)
+
+
+def _sigmoid(x: Any) -> Any:
+    return _reciprocal(_exp(-x) + 1.0)
+
+
+def _erf(x: Any) -> Any:
+    size = cute.math.abs(x)
+    t = _reciprocal(size * ERF_SLOPE + 1.0)
+    polynomial = t * ERF[-1]
+    for coefficient in reversed(ERF[:-1]):
+        polynomial = (polynomial + coefficient) * t
+    value = 1.0 - polynomial * _exp(-(x * x))
+    # A number too large for its square is 1 away from 0, and so is infinity; only NaN is neither.
+    return cute.where(x < 0.0, -value, value)
+
+
+def _absolute(x: Any) -> Any:
+    return cute.math.abs(x) if x.dtype is Float32 else cute.where(x < 0, -x, x)
+
+
+def _random(stream: int, seed: Any, batch: Any, row: Any, column: Any) -> Any:
+    key = _hashed(_unsigned(seed) ^ Uint32(GOLDEN * (stream + 1) & 0xFFFFFFFF))
+    for index in (batch, row, column):
+        key = _hashed(key + _unsigned(index) * Uint32(GOLDEN))
+    # Below 2^24 now, which is a float32 without rounding, signed or not.
+    return (key // Uint32(256)).bitcast(Int32).to(Float32) * UNIT
+
+
+def _unsigned(x: Any) -> Any:
+    return x.bitcast(Uint32)
+
+
+def _hashed(key: Any) -> Any:
+    key = (key ^ (key // Uint32(1 << 16))) * Uint32(MIX_1)
+    key = (key ^ (key // Uint32(1 << 13))) * Uint32(MIX_2)
+    return key ^ (key // Uint32(1 << 16))
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "div": _divided,
+    "floordiv": lambda x, y: x // y,
+    "mod": _remainder,
+    "neg": lambda x: -x,
+    "abs": _absolute,
+    "lt": lambda x, y: x < y,
+    "le": lambda x, y: x <= y,
+    "gt": lambda x, y: x > y,
+    "ge": lambda x, y: x >= y,
+    "eq": lambda x, y: x == y,
+    "ne": lambda x, y: x != y,
+    "and": lambda x, y: x & y,
+    "or": lambda x, y: x | y,
+    "not": _not,
+    "where": _chosen,
+    "minimum": lambda x, y: cute.math.min(x, y, propagate_nan=True),
+    "maximum": lambda x, y: cute.math.max(x, y, propagate_nan=True),
+    "exp": _exp,
+    "log": lambda x: cute.math.log(x, fastmath=True),
+    "sqrt": lambda x: cute.math.sqrt(x, fastmath=True),
+    "rsqrt": lambda x: cute.math.rsqrt(x, fastmath=True),
+    "tanh": cute.math.tanh,
+    "sigmoid": _sigmoid,
+    "erf": _erf,
+    "float": lambda x: x.to(Float32),
+}
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """An epilogue's tensors and scalars as the kernel gets them.
+
+    operands   for each operand a tensor (row, column, batch) in the user's modes, with strides of 0 along
+               modes it does not have; or (value, address) of a scalar; the address of a number is 0
+    outputs    for each further output a tensor (row, column, batch)
+    """
+
+    operands: tuple
+    outputs: tuple
+
+    @cute.jit
+    def scalar(self, index: cutlass.Constexpr[int]) -> Any:
+        """A scalar's value."""
+        value, address = self.operands[index]
+        if address != 0:
+            dtype = Float32 if cutlass.const_expr(value.dtype is Float32) else Int32
+            value = cute.make_tensor(
+                cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=4), cute.make_layout(1)
+            )[0]
+        return value
+
+
+def offset_of(tensor: cute.Tensor, row: Int32, column: Int32, batch: Int32) -> Int64:
+    """Elements from the start of a (row, column, batch) tensor."""
+    rows, columns, batches = tensor.stride
+    return Int64(row) * Int64(rows) + Int64(column) * Int64(columns) + Int64(batch) * Int64(batches)
+
+
+def element(tensor: cute.Tensor, offset: Int64) -> cute.Tensor:
+    """One element of a tensor."""
+    return cute.make_tensor(tensor.iterator + offset, cute.make_layout(1))
+
+
+class DirectSource:
+    """Operands read from global memory where they are needed; places beyond the edge read the edge's."""
+
+    def __init__(self, epilogue: Epilogue, matrices: Matrices) -> None:
+        self.indices = {operand.name: i for i, operand in enumerate(epilogue.operands)}
+        self.matrices = matrices
+
+    def read(self, operand: Operand, places: Places, guard: Any) -> Any:
+        """See Source.read."""
+        index = self.indices[operand.name]
+        if operand.is_scalar:
+            value = self.matrices.scalar(index)
+            return cute.full(len(places), value, Float32 if operand.type == "float" else Int32)
+        tensor = self.matrices.operands[index]
+        values = cute.make_rmem_tensor(len(places), Float32)
+        if guard is None:
+            _gather(tensor, places, operand.modes, values)
+        else:
+            values.fill(0.0)
+            _gather_unless_zero(guard, tensor, places, operand.modes, values)
+        return values.load()
+
+
+@cute.jit
+def _gather_unless_zero(
+    guard: Float32, tensor: cute.Tensor, places: Any, modes: cutlass.Constexpr[str], values: cute.Tensor
+) -> None:
+    if guard != 0.0:
+        _gather(tensor, places, modes, values)
+
+
+def _gather(tensor: cute.Tensor, places: Places, modes: str, values: cute.Tensor) -> None:
+    rows, columns, _ = tensor.shape
+    known: dict[tuple[int, int], Any] = {}
+    for i, (row, column) in enumerate(zip(places.rows, places.columns, strict=True)):
+        # Elements that share a value are told by the identity of their coordinates.
+        key = id(row) if "m" in modes else 0, id(column) if "n" in modes else 0
+        if key not in known:
+            row = cutlass.min(row, rows - 1) if "m" in modes else Int32(0)
+            column = cutlass.min(column, columns - 1) if "n" in modes else Int32(0)
+            known[key] = element(tensor, offset_of(tensor, row, column, places.batch))[0].to(Float32)
+        values[i] = known[key]
+
+
+def user_places(epilogue: Epilogue, rows: Sequence[Int32], columns: Sequence[Int32], batch: Int32) -> Places:
+    """Places in the user's result of elements at these places in the kernel's."""
+    if epilogue.swapped:
+        rows, columns = columns, rows
+    return Places(tuple(rows), tuple(columns), batch)
+
+
+def user_matrix(epilogue: Epilogue, mD_mnl: cute.Tensor) -> cute.Tensor:
+    """The output in the user's modes."""
+    if not epilogue.swapped:
+        return mD_mnl
+    (rows, columns, batch), (down, right, on) = mD_mnl.shape, mD_mnl.stride
+    layout = cute.make_layout((columns, rows, batch), stride=(right, down, on))
+    return cute.make_tensor(mD_mnl.iterator, layout)
+
+
+@cute.jit
+def store_checked(
+    tensor: cute.Tensor,
+    row: Int32,
+    column: Int32,
+    batch: Int32,
+    value: Float32,
+    dtype: cutlass.Constexpr[Any],
+) -> None:
+    """Writes one element of (row, column, batch) unless it lies beyond the edge."""
+    rows, columns, _ = tensor.shape
+    if (row < rows) & (column < columns):
+        element(tensor, offset_of(tensor, row, column, batch))[0] = value.to(dtype)
+
+
+def store_directly(tensor: cute.Tensor, places: Places, values: Any, dtype: Any) -> None:
+    """Writes a vector of values, each under its own bounds check."""
+    for i, (row, column) in enumerate(zip(places.rows, places.columns, strict=True)):
+        store_checked(tensor, row, column, places.batch, values[i], dtype)
