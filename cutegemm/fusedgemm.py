@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -27,6 +27,9 @@ from cutegemm.parts.limits import TMA_ALIGNMENT
 from cutegemm.problem import GemmProblem
 from cutegemm.residency import loading_allowed
 from cutegemm.scheduler import TileScheduler
+
+if TYPE_CHECKING:
+    from cutegemm.hopper.plan import HopperPlan
 
 
 class FusedGemm(Gemm):
@@ -124,7 +127,9 @@ class FusedGemm(Gemm):
         extras: list[Any] = []
         for operand in call.epilogue.operands:
             extras += emulated_argument(operand, call.operands[operand.name], self.problem.out_major)
-        parts = Parts.of(call.epilogue, call.further, choice.plan(kernels.problem), call.sizes)
+        parts = Parts.of(
+            call.epilogue, call.further, cast("HopperPlan", choice.plan(kernels.problem)), call.sizes
+        )
         extras += parts.tensors
         emulation = emulate_choice(
             kernels, gpu, Product(choice, call.sizes, call.tensors, tuple(extras)), circumstances
@@ -164,7 +169,7 @@ class FusedGemm(Gemm):
         key = (a.get_device(), call.epilogue, call.sizes), call.store
         launch = self._prepared.get(key)
         if launch is None:
-            launch = self._prepare_launch(kernels, call.sizes, a.get_device(), call.store)
+            launch = self._launch_among(kernels, call.sizes, a.get_device(), call.store)
             self._prepared[key] = launch
         return ReadyCall(self, call.epilogue, launch, self.fused.defaults)
 

@@ -173,13 +173,16 @@ class Gemm:
             if len(self._prepared) >= MAX_KNOWN_LAUNCHES:
                 self._prepared.clear()
                 self._launches.clear()
-            launch = self._prepared[key] = self._prepare_launch(self._kernels, sizes, a.get_device(), store)
+            launch = self._prepared[key] = self._prepare_launch(sizes, a.get_device(), store)
         return launch
 
-    def _prepare_launch(
+    def _prepare_launch(self, sizes: tuple[int, int, int, int], device: int, store: StorePath) -> "Launch":
+        """The kernel for sizes (l, m, n, k) on a GPU: chosen, built, loaded."""
+        return self._launch_among(self._kernels, sizes, device, store)
+
+    def _launch_among(
         self, kernels: Kernels, sizes: tuple[int, int, int, int], device: int, store: StorePath
     ) -> "Launch":
-        """The kernel for sizes (l, m, n, k) on a GPU: chosen among some, built, loaded."""
         gpu = current_gpu(device)
         if gpu.target != self.target:
             raise TargetError(
@@ -193,7 +196,7 @@ class Gemm:
         function = artifact.load()
         if needed := needs(choice.scheduler, plan, resident, sizes[-1]):
             function = WithWorkspace(function, device, needed)
-        return Launch(function, plan, CallRecord(*sizes, resident, 0), CallRecord(*sizes, resident, 1))
+        return Launch(function, CallRecord(*sizes, resident, 0), CallRecord(*sizes, resident, 1), plan)
 
     def _allocate(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """A dense result tensor."""
@@ -327,9 +330,9 @@ class Launch:
     """A loaded kernel and what its host code is told; the records must outlive their addresses' use."""
 
     function: Callable[..., None]
-    plan: KernelPlan
     record: CallRecord
     disjoint_record: CallRecord
+    plan: KernelPlan | None = None
     record_address: int = field(init=False)
     disjoint_record_address: int = field(init=False)
 

@@ -12,7 +12,14 @@ from epilogue_checks import SMALL, inputs
 import cutegemm
 from cutegemm import GemmConfig
 from cutegemm import epilogue as epi
-from cutegemm.errors import ConfigError, DeviceError, EpilogueError, OperandTypeError, ProblemError
+from cutegemm.errors import (
+    ConfigError,
+    DeviceError,
+    EpilogueError,
+    OperandTypeError,
+    ProblemError,
+    TargetError,
+)
 from cutegemm.scheduler import TileScheduler
 
 
@@ -371,6 +378,11 @@ def test_epilogues_that_some_kernels_cannot_have() -> None:
         gemm_of(residual, config=GemmConfig(128, 64), scheduler=TileScheduler.splitting(2))
     with pytest.raises(OperandTypeError, match=r"decorated with @cutegemm\.epilogue\.fuse"):
         gemm_of(lambda acc: acc)  # type: ignore[arg-type]
+
+
+def test_targets_whose_kernels_have_no_epilogues() -> None:
+    with pytest.raises(TargetError, match="epilogues are fused into kernels for sm_90a, not yet for sm_100a"):
+        gemm_of(glu, config=None, target="sm_100a")
 
 
 def test_cpu_tensors_need_the_emulator() -> None:

@@ -10,6 +10,7 @@ import cutegemm
 from cutegemm import GemmConfig
 from cutegemm import epilogue as epi
 from cutegemm.cache import default_cache
+from cutegemm.errors import ConfigError
 from cutegemm.scheduler import Dynamic, StreamK, TileScheduler
 
 PINGPONG = GemmConfig(64, 64, schedule="pingpong")
@@ -392,7 +393,7 @@ def test_scalars_compile_nothing_and_equal_functions_compile_once() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [GemmConfig(128, 256), GemmConfig(256, 128), GemmConfig(128, 192, schedule="pingpong"),
+    [GemmConfig(128, 256), GemmConfig(256, 128), GemmConfig(128, 160, schedule="pingpong"),
      GemmConfig(64, 256, consumers=1), GemmConfig(128, 128, swap_ab=True)],
     ids=str,
 )  # fmt: skip
@@ -400,3 +401,29 @@ def test_scalars_compile_nothing_and_equal_functions_compile_once() -> None:
 def test_large_tiles_do_not_spill(config: GemmConfig, n: int | None) -> None:
     gemm = cutegemm.compile((None, n, None), "bfloat16", epilogue=everything, config=config, target="sm_90a")
     assert gemm.resources.spills == 0
+
+
+def test_tiles_that_would_spill_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"needs 192 accumulator registers .* beside a fused store .* tile_n is 160"
+    ):
+        cutegemm.compile(
+            (None, None, None),
+            "bfloat16",
+            epilogue=everything,
+            config=GemmConfig(128, 192, schedule="pingpong"),
+            target="sm_90a",
+        )
+
+
+def test_split_tiles_do_not_spill() -> None:
+    for config in (GemmConfig(128, 192), GemmConfig(192, 128)):
+        gemm = cutegemm.compile(
+            (None, None, None),
+            "bfloat16",
+            epilogue=everything,
+            config=config,
+            scheduler=TileScheduler.splitting(2),
+            target="sm_90a",
+        )
+        assert gemm.resources.spills == 0

@@ -28,7 +28,15 @@ STREAM_BUDGET = 184  # the same where parts of sums are added to the accumulator
 REGISTER_RESERVE = 40
 # Accumulators that fit beside a store's addresses, by kind of store and contiguous mode of D, where that is
 # less than the reserve leaves. Found by compiling: at least 8 below the fewest seen to spill.
-STORE_BUDGET = {("direct", "m"): 168, ("split", "m"): 168, ("split", "n"): 168}
+STORE_BUDGET = {
+    ("direct", "m"): 168,
+    ("split", "m"): 168,
+    ("split", "n"): 168,
+    ("fused", "n"): 160,
+    ("fused", "m"): 160,
+    ("fused split", "n"): 96,
+    ("fused split", "m"): 96,
+}
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = {1: 240, 2: 232}  # by number of consumer warpgroups; the sum fits 64 Ki registers
 
@@ -160,7 +168,9 @@ def plan(
         _check_epilogue(problem.epilogue, splits)
     warpgroups_m, warpgroups_n = _split(config)
     _check_tile_n(config, problem, warpgroups_n)
-    store_kind = "split" if splits > 1 else store
+    store_kind: str = "split" if splits > 1 else store
+    if problem.epilogue is not None:
+        store_kind = "fused split" if splits > 1 else "fused"
     _check_registers(config, problem, (warpgroups_m, warpgroups_n), store_kind, streamed)
     chunks = output_chunks(config.tile_n // warpgroups_n, problem)
     beside = 4 * config.tile_m * config.tile_n if splits > 1 else 0
@@ -257,7 +267,7 @@ def accumulator_budget(consumers: int, out_major: str, store_kind: str, streamed
 
     consumers   warpgroups among which the CTA's registers are divided
     out_major   contiguous mode of D as the kernel sees it
-    store_kind  "tma", "direct", or "split" for a tile whose K is split
+    store_kind  "tma", "direct", or "split" for a tile whose K is split; "fused", "fused split" with epilogues
     streamed    whether parts of other workers are added to them
     """
     budget = CONSUMER_REGISTERS[consumers] - REGISTER_RESERVE
