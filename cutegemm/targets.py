@@ -36,7 +36,7 @@ def plan(
 def check_scheduler(target: str, scheduler: TileScheduler) -> None:
     """Raises ConfigError for a scheduler that no kernel of the target has, whatever its configuration."""
     if target == "sm_100a":
-        blackwell.check_sharing(scheduler.splits, scheduler.streamed)
+        blackwell.check_sharing(scheduler.streamed)
 
 
 def builder(target: str) -> Callable[..., dict[str, bytes]]:

@@ -20,6 +20,7 @@ from blackwell_space import (
     Kind,
     drawn_cases,
     drawn_kind,
+    judgeable,
     longest,
     pair,
     units,
@@ -32,7 +33,7 @@ from hypothesis import strategies as st
 from cutegemm import GemmConfig
 from cutegemm.blackwell.plan import CLUSTER_M, CLUSTER_N, TILE_M
 from cutegemm.gemm import Gemm
-from cutegemm.scheduler import Blocked, Dynamic, GroupedN, Hilbert, Morton, Static, TileScheduler
+from cutegemm.scheduler import Blocked, Dynamic, GroupedN, Hilbert, Morton, SplitK, Static, TileScheduler
 
 EXAMPLES = 3  # of each listed kernel
 LONG_RUN = int(os.environ.get("CUTEGEMM_BLACKWELL_CASES", "0"))
@@ -68,6 +69,11 @@ KINDS = {
     "pairs, dynamic": Kind(
         pair(256, 64, cluster_m=4), Case(0, 0, 0, out_dtype=F32), TileScheduler(Morton(), Dynamic())
     ),
+    "split 2": Kind(GemmConfig(128, 96), Case(0, 0, 0, b_major="n"), TileScheduler(assignment=SplitK(2))),
+    "split 8, ragged chunks": Kind(
+        GemmConfig(64, 72), Case(0, 0, 0, l=0, out_dtype=F32, out_major="m"),
+        TileScheduler(assignment=SplitK(8)),
+    ),
     "pair, direct store": Kind(pair(128, 160), Case(0, 0, 0, out_shift=1), TileScheduler(Blocked(2, 2))),
     "pair, direct store, m-major": Kind(pair(256, 96), Case(0, 0, 0, out_shift=1, out_major="m")),
 }  # fmt: skip
@@ -87,7 +93,7 @@ def cases(draw: st.DrawFn, kind: Kind) -> Case:
     for longest_, unit in zip(longest(kind.config), (*units(kind.case), 1), strict=True):
         sizes.append(draw(st.integers(1, longest_ // unit)) * unit)
     batch = None if kind.case.l is None else draw(st.integers(1, 3))
-    return replace(kind.case, m=sizes[0], n=sizes[1], k=sizes[2], l=batch)
+    return judgeable(replace(kind.case, m=sizes[0], n=sizes[1], k=sizes[2], l=batch))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -28,8 +28,7 @@ def test_candidates_are_legal_and_in_order(problem: GemmProblem, gpu: Gpu, store
     assert totals == sorted(totals)
     for estimate in ranking:
         seen = problem.swapped() if estimate.config.swap_ab else problem
-        worked_out = plan(estimate.config, seen, store)  # type: ignore[arg-type]
-        assert estimate.splits == 1
+        worked_out = plan(estimate.config, seen, store, estimate.splits)  # type: ignore[arg-type]
         assert heuristic.estimate(worked_out, problem, gpu).total == pytest.approx(estimate.total)
 
 
@@ -50,6 +49,14 @@ def test_pairs_are_chosen_for_large_products_and_narrow_tiles_for_few_rows() -> 
     few = heuristic.choose(GemmProblem(16, 7168, 16384), B200).config
     assert few.tile_n <= 32
     assert few.swap_ab
+
+
+def test_a_long_k_with_few_tiles_is_split() -> None:
+    (best,) = heuristic.ranked(GemmProblem(64, 128, 65536), B200, 1)
+    assert best.splits == 8
+    assert best.reduce > 0
+    whole = heuristic.ranked(GemmProblem(64, 128, 65536), B200, 1, "tma", (1,))[0]
+    assert best.total < whole.total / 3
 
 
 def test_a_longer_k_takes_longer_and_a_hidden_epilogue_shows_once() -> None:

@@ -46,10 +46,32 @@ def test_illegal_configurations_are_refused_with_the_nearest_legal_value(
         plan(config, problem)
 
 
-@pytest.mark.parametrize("shared", [{"splits": 2}, {"streamed": True}])
-def test_no_tiles_k_is_shared(shared: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="do not share a tile's K; use Persistent, Static or Dynamic"):
-        plan(GemmConfig(128, 128), BF16, **shared)  # type: ignore[arg-type]
+def test_parts_are_not_added_through_global_memory() -> None:
+    with pytest.raises(ConfigError, match=r"StreamK: sm_100a .* use SplitK, Persistent, Static or Dynamic"):
+        plan(GemmConfig(128, 128), BF16, streamed=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "splits", "said"),
+    [
+        (GemmConfig(128, 64), 3, "splits=3: .* allows 1, 2, 4, 8; the nearest is 2"),
+        (GemmConfig(128, 64, cluster_n=2), 2, "cluster 1x2 with K split 2 ways: .* use a cluster of 1x1"),
+        (pair(128, 64), 4, "cluster 2x1 with K split 4 ways: .* and mma_ctas=1"),
+        (GemmConfig(128, 256, 128), 2, "even 2 stages do not fit: use a smaller tile"),
+    ],
+)
+def test_what_cannot_share_a_tiles_k(config: GemmConfig, splits: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan(config, BF16, splits=splits)
+
+
+def test_a_split_tile_has_room_for_its_sums_and_no_output_buffers() -> None:
+    found = plan(GemmConfig(128, 128), BF16, splits=4)
+    assert (found.store, found.splits, found.cluster_ctas) == ("direct", 4, 4)
+    assert (found.squares(0), found.squares(1)) == (16, 16)
+    assert found.smem_bytes == 1024 + 4 * 128 * 128 + found.stages * found.stage_bytes + found.padding_bytes
+    uneven = plan(GemmConfig(64, 72), BF16, splits=2)
+    assert (uneven.squares(0), uneven.squares(1)) == (8, 1)
 
 
 def test_plans_fit_shared_and_tensor_memory() -> None:

@@ -27,9 +27,13 @@ class ChunkedStore:
     plan: cutlass.Constexpr[BlackwellPlan]
     problem: cutlass.Constexpr[GemmProblem]
 
-    @cute.jit
     def store(self, result: Result, buffers: Any, member: Member, origin: tuple) -> None:
-        """Writes this warpgroup's chunks of one CTA's part of a tile.
+        """Writes this warpgroup's chunks of one CTA's part of a tile; see ``leave``."""
+        self.leave(result, buffers, member, origin)
+
+    @cute.jit
+    def leave(self, result: Result, buffers: Any, member: Member, origin: tuple) -> None:
+        """Takes this warpgroup's chunks of one CTA's part of a tile where they belong.
 
         result    the tile's sum; released as soon as this warpgroup has read its last chunk
         buffers   this warpgroup's output buffers in shared memory

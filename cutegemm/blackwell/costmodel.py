@@ -51,6 +51,11 @@ class Constants:
     multicast_share         of an operand that a cluster shares, what it costs L2
     coincidence_share       of an operand that other CTAs ask for at the same time
     hidden_share            of the shorter of mma and fill that shows all the same
+    reduce_cycles           the two meetings of a split tile's CTAs
+    reduce_cta_cycles       more, for each CTA
+    reduce_square_cycles    for each square of a CTA's share that a thread has: read, added, written
+    reduce_bytes_per_cycle  partial sums read from the cluster's shared memory
+    split_margin            split tiles have to be cheaper by this: their estimates scatter more
     dram_share              of the peak rate
     overlap_loss            of the shorter of SM work and device memory that shows all the same
     """
@@ -69,6 +74,11 @@ class Constants:
     multicast_share: float = 0.583
     coincidence_share: float = 0.806
     hidden_share: float = 0.08
+    reduce_cycles: float = 2179.0
+    reduce_cta_cycles: float = 215.0
+    reduce_square_cycles: float = 830.0
+    reduce_bytes_per_cycle: float = 115.0
+    split_margin: float = 1.1
     dram_share: float = 0.9
     overlap_loss: float = 0.3
 
@@ -88,7 +98,9 @@ class Table:
     cta_n: np.ndarray  # columns of B that one CTA loads
     teams_m: np.ndarray
     cluster_n: np.ndarray
-    ctas: np.ndarray
+    ctas: np.ndarray  # of a cluster, those that split K included
+    splits: np.ndarray
+    squares: np.ndarray  # of elements that an epilogue thread holds of a tile
     consumers: np.ndarray
     swapped: np.ndarray
 
@@ -110,6 +122,8 @@ class Table:
             column([p.teams_m for p in plans]),
             column([c.cluster_n for c in configs]),
             np.array([p.cluster_ctas for p in plans], dtype=np.intp),
+            column([p.splits for p in plans]),
+            column([p.squares(0) for p in plans]),
             column([c.consumers for c in configs]),
             np.array([c.swap_ab for c in configs], dtype=bool),
         )
@@ -117,15 +131,18 @@ class Table:
 
 @functools.lru_cache(maxsize=64)
 def candidates(kind: GemmProblem, store: StorePath, splits: tuple[int, ...]) -> Table:
-    """Every kernel considered for a kind of problem; none shares a tile's K."""
+    """Every kernel considered for a kind of problem."""
     plans = []
-    for config in _space() if 1 in splits else ():
-        try:
-            worked_out = plan(config, kind.swapped() if config.swap_ab else kind, store)
-        except ConfigError:
-            continue
-        if worked_out.stages >= MIN_STAGES:
-            plans.append(worked_out)
+    for ways in splits:
+        for config in _space():
+            if ways > 1 and config.cluster_size > 1:
+                continue
+            try:
+                worked_out = plan(config, kind.swapped() if config.swap_ab else kind, store, ways)
+            except ConfigError:
+                continue
+            if worked_out.stages >= MIN_STAGES:
+                plans.append(worked_out)
     return Table.of(plans, kind)
 
 
@@ -153,7 +170,7 @@ def cost(table: Table, work: Work, gpu: Gpu, constants: Constants = ASSUMED) -> 
     clusters = along_m * along_n * work.batch
     workers = _resident(gpu)[table.ctas]
     waves = np.ceil(clusters / workers)
-    k_tiles = np.ceil(work.k / table.tile_k)
+    k_tiles = np.ceil(np.ceil(work.k / table.tile_k) / table.splits)
     stage_bytes = (table.cta_m + table.cta_n) * table.tile_k * work.in_bytes
     mma = _mma(table, work, c)
     fill = _asked_of_l2(table, along_m, along_n, c) * table.tile_k * work.in_bytes
@@ -164,18 +181,21 @@ def cost(table: Table, work: Work, gpu: Gpu, constants: Constants = ASSUMED) -> 
     store = c.store_cycles + table.cta_m * table.tile_n * work.out_bytes / (
         c.store_bytes_per_cycle * table.consumers
     )
-    body = loop + (waves - 1) * np.maximum(loop + c.tile_cycles, store) + store
+    reduce = _reduction(table, c)
+    shown = np.where(table.splits > 1, reduce, store)
+    body = loop + (waves - 1) * np.maximum(loop + c.tile_cycles, shown) + shown
     dram = work.bytes / (c.dram_share * gpu.memory_bytes_per_s / gpu.sm_clock_hz) + np.zeros_like(body)
     total = c.launch_cycles + c.cluster_launch_cycles * (table.ctas > 1)
+    total = total + np.maximum(body, dram) + c.overlap_loss * np.minimum(body, dram)
     return Cost(
         tiles=clusters * table.teams_m * table.cluster_n,
         waves=waves,
         mma=mma * k_tiles,
         fill=fill * k_tiles,
-        store=store,
+        store=np.where(table.splits > 1, 0.0, store),
         dram=dram,
-        reduce=np.zeros_like(body),
-        total=total + np.maximum(body, dram) + c.overlap_loss * np.minimum(body, dram),
+        reduce=reduce,
+        total=total * np.where(table.splits > 1, c.split_margin, 1.0),
     )
 
 
@@ -186,6 +206,14 @@ def _mma(table: Table, work: Work, c: Constants) -> np.ndarray:
     computing = 128 * columns * 16 / c.macs_per_cycle
     reading = (table.cta_m + table.cta_n) * 16 * work.in_bytes / c.smem_bytes_per_cycle
     return np.maximum(computing, reading) * table.tile_k / 16
+
+
+def _reduction(table: Table, c: Constants) -> np.ndarray:
+    """Cycles of adding and writing a tile whose K is split; 0 for others."""
+    reduce = c.reduce_cycles + c.reduce_cta_cycles * table.splits
+    reduce = reduce + c.reduce_square_cycles * np.ceil(table.squares / table.splits)
+    reduce = reduce + table.cta_m * table.tile_n * 4 / c.reduce_bytes_per_cycle
+    return np.where(table.splits > 1, reduce, 0.0)
 
 
 def _asked_of_l2(table: Table, along_m: np.ndarray, along_n: np.ndarray, c: Constants) -> np.ndarray:

@@ -11,7 +11,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from cutegemm.blackwell.chunks import ChunkedStore, Member
-from cutegemm.blackwell.results import Result, piece_coordinates, piece_copy, piece_squares
+from cutegemm.blackwell.results import Result, first_place, piece_squares
+from cutegemm.parts.ring import StageCursor
 from cutegemm.parts.squares import SquareWriter
 from cutegemm.parts.tensors import CUTE_DTYPES
 
@@ -25,21 +26,23 @@ class DirectStore(ChunkedStore):
     def prefetch(self) -> None:
         """See TmaStore.prefetch: nothing to fetch."""
 
-    def allocate(self, smem: Any) -> None:
+    def init(self, buffers: None) -> None:
+        """See TmaStore.init."""
+
+    def allocate(self, smem: Any, barriers: cute.Pointer) -> None:
         """See TmaStore.allocate: no buffers."""
 
     def buffers_of(self, consumer: Int32, buffers: None) -> None:
         """See TmaStore.buffers_of."""
 
-    def drain(self, member: Member) -> None:
+    def drain(self, buffers: None, member: Member, cursor: StageCursor) -> None:
         """See TmaStore.drain: nothing is in flight."""
 
     def _chunk(self, result: Result, buffers: None, member: Member, piece: tuple) -> None:
         """See ChunkedStore._chunk."""
         plan = self.plan
         (row, column, batch), first, width, _, last = piece
-        thread_copy = piece_copy(result.ring, width).get_slice(member.thread)
-        r, c = thread_copy.partition_D(piece_coordinates(plan, width))[0]
+        r, c = first_place(result, width, member.thread)
         if plan.halves == 2:
             # The upper lanes hold the right half, which the piece has beside the left one.
             c = c + member.thread // 64 * (plan.accumulator_columns - width)

@@ -26,9 +26,9 @@ from cutegemm.blackwell.results import (
     init_result_barriers,
     make_results,
 )
-from cutegemm.blackwell.stores import Store, make_store
+from cutegemm.blackwell.stores import STORE_BARRIERS, Store, make_store
 from cutegemm.parts.feed import Feed, divided
-from cutegemm.parts.grid import Place, TaskGrid
+from cutegemm.parts.grid import Place, TaskGrid, k_share
 from cutegemm.parts.host import Record, read_record, refusal, write_outcome
 from cutegemm.parts.limits import ALIGNMENT, WARPGROUP_THREADS
 from cutegemm.parts.ring import StageRing
@@ -142,7 +142,7 @@ class BlackwellGemm:
             store.prefetch()
 
         shared = self._shared(store, (a_staged, b_staged), grid, place)
-        self._set_up(shared, role)
+        self._set_up(store, shared, role)
         results = make_results(shared.result_barriers, shared.tmem, tiled_mma, plan, place)
         # Everything above ran under the tail of the kernel before this one; from here on global memory
         # is touched, so every thread first waits until that kernel's writes are visible.
@@ -166,34 +166,38 @@ class BlackwellGemm:
         self._tear_down(shared, role)
 
     def _place(self, grid: TaskGrid) -> Place:
-        """This CTA's place; ranks in a cluster run along M first, so that a pair's are neighbours."""
+        """This CTA's place; ranks in a cluster run along K when that is split, else along M first: a pair's
+        are neighbours."""
         config = self.plan.config
         block, _, _ = cute.arch.block_idx()
         if self.plan.cluster_ctas == 1:
             return Place(block, Int32(0), Int32(0), Int32(0), grid.k_tiles)
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         worker = block // self.plan.cluster_ctas
+        if self.plan.splits > 1:
+            return Place(worker, Int32(0), Int32(0), *k_share(grid.k_tiles, self.plan.splits, rank))
         return Place(worker, rank % config.cluster_m, rank // config.cluster_m, Int32(0), grid.k_tiles)
 
     def _shared(self, store: Store, staged: tuple[Any, Any], grid: TaskGrid, place: Place) -> Shared:
         """Lays out shared memory; nothing is initialised yet."""
         plan = self.plan
         smem = cutlass.memory.SmemAllocator()
-        barriers = smem.allocate_array(cutlass.Int64, 2 * plan.stages + RESULT_BARRIERS)
+        barriers = smem.allocate_array(cutlass.Int64, 2 * plan.stages + RESULT_BARRIERS + STORE_BARRIERS)
         tmem = smem.allocate_array(Int32, 1)
         feed = make_feed(self.scheduler, plan, smem, grid, place)
         dtype = CUTE_DTYPES[self.problem.a_dtype]
         sA, sB = (
             smem.allocate_tensor(dtype, layout.outer, ALIGNMENT, swizzle=layout.inner) for layout in staged
         )
-        buffers: Any = store.allocate(smem)
+        result_barriers = barriers + 2 * plan.stages
+        buffers: Any = store.allocate(smem, result_barriers + RESULT_BARRIERS)
         if plan.padding_bytes:
             smem.allocate(plan.padding_bytes)
         ring = StageRing(barriers, barriers + plan.stages, plan.stages, plan.readers)
-        return Shared(ring, barriers + 2 * plan.stages, tmem, feed, (sA, sB), buffers)
+        return Shared(ring, result_barriers, tmem, feed, (sA, sB), buffers)
 
     @cute.jit
-    def _set_up(self, shared: Shared, role: Int32) -> None:
+    def _set_up(self, store: Store, shared: Shared, role: Int32) -> None:
         """Barriers and tensor memory, in every CTA of the cluster before anyone goes on."""
         pair = self.plan.config.mma_ctas == 2
         if role == LOAD_WARP:
@@ -201,6 +205,7 @@ class BlackwellGemm:
                 shared.ring.init(1)
                 init_result_barriers(shared.result_barriers, self.plan)
                 shared.feed.init()
+                store.init(shared.buffers)
                 cute.arch.mbarrier_init_fence()
         if role == MMA_WARP:
             cute.arch.alloc_tmem(self.plan.tmem_columns, shared.tmem, pair)
@@ -308,7 +313,7 @@ class BlackwellGemm:
         thread = cute.arch.thread_idx()[0]
         consumer = cute.arch.make_warp_uniform(thread // WARPGROUP_THREADS)
         member = Member(consumer, thread % WARPGROUP_THREADS)
-        buffers = store.buffers_of(consumer, shared.buffers)
+        buffers: Any = store.buffers_of(consumer, shared.buffers)
         tasks, feed = grid.tasks(), shared.feed
         rows_down = place.cta_m % plan.config.mma_ctas * plan.cta_m
         cursor = results.start()
@@ -320,4 +325,4 @@ class BlackwellGemm:
             store.store(Result(results, cursor, member.thread), buffers, member, origin)
             cursor = results.advanced(cursor)
             position = feed.next(position)
-        store.drain(member)
+        store.drain(buffers, member, cursor)

@@ -56,5 +56,5 @@ class Tcgen05Mainloop:
                 accumulator,
             )
         with cute.arch.elect_one():
-            mask = self.loaders if self.plan.cluster_ctas > 1 else None
+            mask = self.loaders if self.plan.config.cluster_size > 1 else None
             tcgen05.commit(self.ring.inputs_consumed + cursor.stage, mask, cta_group(self.plan))

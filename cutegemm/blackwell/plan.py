@@ -29,6 +29,7 @@ WARP_THREADS = 32
 
 TILE_M = {1: (64, 128), 2: (128, 256)}  # by the CTAs of an MMA
 TILE_K = (64, 128)
+SPLITS = (1, 2, 4, 8)
 CLUSTER_M = (1, 2, 4)
 CLUSTER_N = (1, 2)
 
@@ -47,6 +48,7 @@ class BlackwellPlan:
 
     config: GemmConfig
     store: StorePath
+    splits: int
     chunks: tuple[tuple[int, int], ...]
     stages: int
     store_stages: int
@@ -58,14 +60,9 @@ class BlackwellPlan:
     smem_bytes: int
 
     @property
-    def splits(self) -> int:
-        """CTAs of a cluster that share one tile's K."""
-        return 1
-
-    @property
     def cluster_ctas(self) -> int:
-        """CTAs of a cluster."""
-        return self.config.cluster_size
+        """CTAs of a cluster: those that share operands, and those that share a tile's K."""
+        return self.config.cluster_size * self.splits
 
     @property
     def teams_m(self) -> int:
@@ -122,6 +119,16 @@ class BlackwellPlan:
         """Turns in which the warpgroups take a tile's chunks, one chunk each."""
         return -(-len(self.chunks) // self.config.consumers)
 
+    @property
+    def windows(self) -> int:
+        """16-row parts of a chunk that one warp reads."""
+        return 1 if self.config.tile_m == 64 else 2
+
+    def squares(self, consumer: int) -> int:
+        """2 x 2 squares of elements that a thread of an epilogue warpgroup holds of a tile."""
+        widths = [width for _, width in self.chunks[consumer :: self.config.consumers]]
+        return self.windows * sum(widths) // 8
+
     def pending_stores(self, step: int) -> int:
         """How many of a warpgroup's latest stores may still be reading when it fills the buffer of ``step``.
 
@@ -152,21 +159,28 @@ def plan(
 
     store     "tma" through shared memory, or "direct" from registers with a bounds check for each element,
               for outputs whose lines TMA cannot address
-    splits, streamed   whether CTAs or workers share a tile's K, which these kernels do not do
+    splits    CTAs of a cluster that share one tile's K and reduce their sums in shared memory; with more than
+              one, the store is direct
+    streamed  whether workers add parts of tiles through global memory (StreamK), which these kernels do not
     Raises ConfigError naming the limit and the nearest legal value.
     """
-    check_sharing(splits, streamed)
+    check_sharing(streamed)
     _check_shape(config)
+    if splits > 1:
+        _check_split(config, splits)
+        store = "direct"
     _check_tile_n(config, problem)
     columns = config.tile_n // (2 if _folded(config) else 1)
     chunks = output_chunks(columns, problem)
-    stages, store_stages, sizes = _shared_memory(config, problem, chunks if store == "tma" else ())
-    used = BARRIER_BYTES + stages * sizes[0] + config.consumers * store_stages * sizes[1]
+    partials = partial_bytes(config, chunks) if splits > 1 else 0
+    stages, store_stages, sizes = _shared_memory(config, problem, chunks if store == "tma" else (), partials)
+    used = BARRIER_BYTES + partials + stages * sizes[0] + config.consumers * store_stages * sizes[1]
     tmem = tmem_columns(config)
     padding = max(0, _least_smem(tmem) - used)
     return BlackwellPlan(
         config=config.with_(stages=stages, store_stages=store_stages),
         store=store,
+        splits=splits,
         chunks=chunks,
         stages=stages,
         store_stages=store_stages,
@@ -179,13 +193,28 @@ def plan(
     )
 
 
-def check_sharing(splits: int, streamed: bool) -> None:
-    """Raises ConfigError where CTAs (SplitK) or workers (StreamK) would share a tile's K."""
-    if splits > 1 or streamed:
-        asked = "StreamK" if streamed else f"SplitK({splits})"
+def check_sharing(streamed: bool) -> None:
+    """Raises ConfigError where workers would share a tile's K through global memory (StreamK)."""
+    if streamed:
         raise ConfigError(
-            f"{asked}: sm_100a kernels do not share a tile's K; use Persistent, Static or Dynamic"
+            "StreamK: sm_100a kernels do not add parts of tiles through global memory; "
+            "use SplitK, Persistent, Static or Dynamic"
         )
+
+
+def _check_split(config: GemmConfig, splits: int) -> None:
+    check_one_of("splits", splits, SPLITS, "a cluster of at most 8 CTAs that halves its work evenly")
+    if config.cluster_size > 1:
+        raise ConfigError(
+            f"cluster {config.cluster_m}x{config.cluster_n} with K split {splits} ways: the cluster's CTAs "
+            "already share the tile's K; use a cluster of 1x1, and mma_ctas=1"
+        )
+
+
+def partial_bytes(config: GemmConfig, chunks: tuple[tuple[int, int], ...]) -> int:
+    """Shared memory for the sums of a split tile; as much for each warpgroup as the first needs."""
+    columns = sum(width for _, width in chunks[:: config.consumers])
+    return 4 * config.tile_m * columns * config.consumers
 
 
 def _folded(config: GemmConfig) -> bool:
@@ -255,9 +284,12 @@ def _check_tile_n(config: GemmConfig, problem: GemmProblem) -> None:
 
 
 def _shared_memory(
-    config: GemmConfig, problem: GemmProblem, chunks: tuple[tuple[int, int], ...]
+    config: GemmConfig, problem: GemmProblem, chunks: tuple[tuple[int, int], ...], partials: int
 ) -> tuple[int, int, tuple[int, int]]:
-    """(stages, store buffers of a warpgroup, (bytes of a stage, bytes of a store buffer)), of one CTA."""
+    """(stages, store buffers of a warpgroup, (bytes of a stage, bytes of a store buffer)), of one CTA.
+
+    partials: bytes that the partial sums of a split tile take beside them.
+    """
     rows = (config.tile_m + config.tile_n) // config.mma_ctas
     stage = rows * config.tile_k * dtype_bytes(problem.a_dtype)
     # A direct store has no pieces in shared memory. Half of a folded tile's columns lie below the others.
@@ -268,7 +300,7 @@ def _shared_memory(
     store_stages = config.store_stages or max(1, min(2 // config.consumers, steps))
 
     def room(buffers: int) -> int:
-        return (SMEM_BYTES - BARRIER_BYTES - config.consumers * buffers * buffer) // stage
+        return (SMEM_BYTES - BARRIER_BYTES - partials - config.consumers * buffers * buffer) // stage
 
     fitting = min(MAX_STAGES, room(store_stages))
     stages = config.stages or max(MIN_STAGES, fitting)
@@ -279,7 +311,7 @@ def _shared_memory(
             f"the nearest legal stages is {legal}"
         )
     if stages > fitting:
-        needed = BARRIER_BYTES + stages * stage + config.consumers * store_stages * buffer
+        needed = BARRIER_BYTES + partials + stages * stage + config.consumers * store_stages * buffer
         fewer = next((some for some in range(store_stages - 1, 0, -1) if room(some) >= MIN_STAGES), 0)
         remedy = f"even {MIN_STAGES} stages do not fit: use a smaller tile"
         if fitting >= MIN_STAGES:

@@ -169,12 +169,18 @@ def _repetition(width: int) -> int:
 
 def piece_squares(plan: BlackwellPlan, width: int) -> Iterator[tuple[int, int, int]]:
     """(first value, rows down, columns right) of each square of a piece, from a thread's first element."""
-    windows = 1 if plan.config.tile_m == 64 else 2
+    windows = plan.windows
     repetition = _repetition(width)
     for group in range(width // 8):
         outer, inner = divmod(group, repetition)
         for window in range(windows):
             yield 4 * (inner + repetition * (window + windows * outer)), 16 * window, 8 * group
+
+
+def first_place(result: "Result", width: int, thread: Int32) -> tuple[Int32, Int32]:
+    """Row and column within a piece of a thread's first value of it."""
+    thread_copy = piece_copy(result.ring, width).get_slice(thread)
+    return thread_copy.partition_D(piece_coordinates(result.ring.plan, width))[0]
 
 
 def piece_coordinates(plan: BlackwellPlan, width: int) -> Any:

@@ -13,6 +13,7 @@ from cutegemm.blackwell.layouts import box_layout, box_ring
 from cutegemm.blackwell.plan import BlackwellPlan
 from cutegemm.blackwell.results import Result, piece_copy
 from cutegemm.parts.limits import ALIGNMENT, WARPGROUP_THREADS
+from cutegemm.parts.ring import StageCursor
 from cutegemm.parts.tensors import CUTE_DTYPES
 from cutegemm.problem import GemmProblem, dtype_bytes
 
@@ -34,8 +35,11 @@ class TmaStore(ChunkedStore):
         for atom in self.atoms:
             cpasync.prefetch_descriptor(atom)
 
-    def allocate(self, smem: Any) -> cute.Pointer:
-        """The output buffers of all epilogue warpgroups, in shared memory."""
+    def init(self, buffers: cute.Pointer) -> None:
+        """Initialises the store's barriers; one thread of the CTA calls this. There are none."""
+
+    def allocate(self, smem: Any, barriers: cute.Pointer) -> cute.Pointer:
+        """The output buffers of all epilogue warpgroups, in shared memory; STORE_BARRIERS are at hand."""
         elements = self.plan.config.consumers * self._elements_per_consumer()
         return smem.allocate_array(CUTE_DTYPES[self.problem.out_dtype], elements, byte_alignment=ALIGNMENT)
 
@@ -68,8 +72,11 @@ class TmaStore(ChunkedStore):
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
-    def drain(self, member: Member) -> None:
-        """Until every store of this warpgroup has read its buffer; before the CTA may exit."""
+    def drain(self, buffers: cute.Pointer, member: Member, cursor: StageCursor) -> None:
+        """Until every store of this warpgroup has read its buffer; before the CTA may exit.
+
+        cursor: that of the results after the last tile
+        """
         if member.thread < cute.arch.WARP_SIZE:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 

@@ -27,7 +27,7 @@ from cutegemm.hopper.reduction import Reduction, make_reduction
 from cutegemm.hopper.stores import STORE_BARRIERS, Store, make_store
 from cutegemm.hopper.teams import Member, Steps, make_team
 from cutegemm.parts.feed import Feed, divided, make_feed
-from cutegemm.parts.grid import Place, TaskGrid
+from cutegemm.parts.grid import Place, TaskGrid, k_share
 from cutegemm.parts.host import Record, read_record, refusal, write_outcome
 from cutegemm.parts.ring import StageRing
 from cutegemm.parts.tensors import CUTE_DTYPES, kernel_modes
@@ -179,12 +179,7 @@ class HopperGemm:
         worker = block // self.plan.cluster_ctas
         if splits == 1:
             return Place(worker, rank % config.cluster_m, rank // config.cluster_m, Int32(0), grid.k_tiles)
-        # The first CTAs take one stage more. One that would have none loads a stage beyond K: zeros.
-        each = grid.k_tiles // splits
-        left = grid.k_tiles - each * splits
-        first = rank * each + cutlass.min(rank, left)
-        count = cutlass.max(each + (rank < left).to(Int32), Int32(1))
-        return Place(worker, Int32(0), Int32(0), first, count)
+        return Place(worker, Int32(0), Int32(0), *k_share(grid.k_tiles, splits, rank))
 
     def _operand_stages(
         self, a_staged: Any, b_staged: Any, smem: cutlass.memory.SmemAllocator

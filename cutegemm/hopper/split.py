@@ -22,9 +22,8 @@ from cutegemm.hopper.plan import MMA_M, HopperPlan
 from cutegemm.hopper.store import origin_of
 from cutegemm.hopper.teams import Member
 from cutegemm.parts.limits import ALIGNMENT, WARPGROUP_THREADS
+from cutegemm.parts.meeting import announce, wait_for_all
 from cutegemm.problem import GemmProblem
-
-CLUSTER = cutlass._mlir.dialects.nvvm.MemScopeKind.CLUSTER
 
 
 @dataclass(frozen=True)
@@ -88,18 +87,18 @@ class SplitStore:
     ) -> None:
         """See TmaStore.store."""
         if turn > 0:
-            self._wait(buffers.partials_read, turn - 1)
+            wait_for_all(buffers.partials_read, (turn - 1) & 1)
         self._leave(accumulators, buffers, member)
-        self._announce(buffers.partials_written)
-        self._wait(buffers.partials_written, turn)
+        announce(buffers.partials_written, self.plan.splits)
+        wait_for_all(buffers.partials_written, turn & 1)
         self._reduce(buffers, member, origin_of(self.plan, where))
-        self._announce(buffers.partials_read)
+        announce(buffers.partials_read, self.plan.splits)
 
     @cute.jit
     def drain(self, buffers: SplitBuffers, member: Member, turn: Int32) -> None:
         """Until no peer reads this CTA's sums any more; before the CTA may exit."""
         if turn > 0:
-            self._wait(buffers.partials_read, turn - 1)
+            wait_for_all(buffers.partials_read, (turn - 1) & 1)
 
     def _squares(self) -> int:
         """2 x 2 squares of accumulators a thread holds; the unit in which the tile is shared out."""
@@ -117,19 +116,6 @@ class SplitStore:
             for i in range(4):
                 values[i] = accumulators[4 * square + i]
             cute.autovec_copy(values, own[None, member.thread, square, member.consumer])
-
-    @cute.jit
-    def _announce(self, barrier: cute.Pointer) -> None:
-        """This warp's accesses so far happen before what any CTA does after waiting on its barrier."""
-        cute.arch.fence_acq_rel_cluster()
-        cute.arch.sync_warp()
-        lane = cute.arch.lane_idx()
-        if lane < self.plan.splits:
-            cute.arch.mbarrier_arrive(barrier, lane, scope=CLUSTER)
-
-    def _wait(self, barrier: cute.Pointer, turn: Int32) -> None:
-        cute.arch.mbarrier_wait(barrier, turn & 1)
-        cute.arch.fence_acq_rel_cluster()
 
     @cute.jit
     def _reduce(self, buffers: SplitBuffers, member: Member, origin: tuple) -> None:

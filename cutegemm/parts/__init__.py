@@ -7,6 +7,7 @@
     grid.py      the work of a launch, and where a CTA stands in it
     feed.py      whose work is what
     ring.py      operand stages and their barriers
+    meeting.py   where a cluster's warps wait for each other
     squares.py   elements of accumulators to global memory, one by one
 
 Nothing here knows torch. Every module but limits.py and plan.py imports the compiler.

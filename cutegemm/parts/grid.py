@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import cutlass
 from cutlass import Int32, Int64
 
 from cutegemm.scheduler.stream import Stream
@@ -36,3 +37,14 @@ class Place:
     cta_n: Int32
     k_first: Int32
     k_count: Int32
+
+
+def k_share(k_tiles: Int32, splits: int, rank: Int32) -> tuple[Int32, Int32]:
+    """(first stage, stages) of the CTA of a rank, where ``splits`` CTAs share a tile's K.
+
+    The first CTAs take one stage more. One that would have none loads a stage beyond K: zeros.
+    """
+    each = k_tiles // splits
+    left = k_tiles - each * splits
+    first = rank * each + cutlass.min(rank, left)
+    return first, cutlass.max(each + (rank < left).to(Int32), Int32(1))
