@@ -87,3 +87,20 @@ def check(
     emulation = gemm.emulate(a, b, **operands, **(circumstances or {}))
     judge(emulation, fused.reference(a, b, **operands))
     return emulation
+
+
+def operands_for(fused: Fused, m: int, n: int, seed: int = 1) -> dict[str, Any]:
+    """Random operands of an epilogue beside a product of m rows and n columns, of every dtype in turn."""
+    generator = torch.Generator().manual_seed(seed)
+    dtypes = (torch.bfloat16, torch.float32, torch.float16)
+    found: dict[str, Any] = {}
+    for i, (name, kind) in enumerate(fused.kinds.items()):
+        if not kind.modes:
+            number = torch.rand((), generator=generator)
+            found[name] = 7 if kind.type == "int" else float(number)
+            continue
+        columns = n >> 1 if kind.width < 0 else n << kind.width
+        shape = [{"m": m, "n": columns}[mode] for mode in kind.modes]
+        dtype = getattr(torch, kind.dtype) if kind.dtype else dtypes[i % 3]
+        found[name] = torch.randn(shape, generator=generator).to(dtype)
+    return found

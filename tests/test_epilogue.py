@@ -225,7 +225,7 @@ def test_signatures_that_are_none() -> None:
     def star(acc: Any, *rows: epi.Row) -> Any:
         return acc
 
-    def row_default(acc: Any, bias: epi.Row = 0.0) -> Any:  # type: ignore[valid-type]
+    def row_default(acc: Any, bias: epi.Row = 0.0) -> Any:
         return acc + bias
 
     def reserved(acc: Any, out: epi.Tile) -> Any:
@@ -362,7 +362,7 @@ def test_an_operand_may_be_the_output_but_not_overlap_it() -> None:
 
 def test_a_tensor_of_one_dtype_only() -> None:
     @epi.fuse
-    def exact(acc: Any, bias: epi.Row(torch.float32)) -> Any:  # type: ignore[valid-type]
+    def exact(acc: Any, bias: epi.Row(torch.float32)) -> Any:
         return acc + bias
 
     with pytest.raises(OperandTypeError, match=r"epi\.Row\(float32\) takes float32"):

@@ -16,6 +16,7 @@ def scaled_bias_gelu(acc, scale: epi.Scalar, bias: epi.Row):
     return epi.gelu(acc * scale + bias)
 """
 
+from cutegemm.epilogue import library
 from cutegemm.epilogue.functions import (
     batch_index,
     cast,
@@ -75,6 +76,7 @@ __all__ = [
     "gelu",
     "gelu_tanh",
     "interleave",
+    "library",
     "log",
     "maximum",
     "minimum",

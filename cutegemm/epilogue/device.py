@@ -265,6 +265,25 @@ def element(tensor: cute.Tensor, offset: Int64) -> cute.Tensor:
     return cute.make_tensor(tensor.iterator + offset, cute.make_layout(1))
 
 
+class NumbersSource:
+    """Scalars alone, by name: for what is decided before there is a fragment."""
+
+    def __init__(self, numbers: dict[str, Any]) -> None:
+        self.numbers = numbers
+
+    def read(self, operand: Operand, places: Places, guard: Any) -> Any:
+        """See Source.read."""
+        dtype = Float32 if operand.type == "float" else Int32
+        return cute.full(len(places), self.numbers[operand.name], dtype)
+
+
+def number_of(epilogue: Epilogue, node: int, numbers: dict[str, Any]) -> Float32:
+    """The value of a node that is made of scalars only."""
+    places = Places((Int32(0),), (Int32(0),), Int32(0))
+    evaluation = Evaluation(epilogue.graph, epilogue.operands, None, places, NumbersSource(numbers))
+    return evaluation.value(node, FULL)[0]
+
+
 class DirectSource:
     """Operands read from global memory where they are needed; places beyond the edge read the edge's."""
 

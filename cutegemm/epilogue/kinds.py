@@ -5,6 +5,7 @@ L serves every batch.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cutegemm.epilogue.graph import DOUBLE, FULL, HALF
 from cutegemm.problem import OUTPUT_DTYPES, DtypeLike, dtype_name
@@ -44,21 +45,31 @@ class Kind:
         return f"epi.{self.name}" + (f"({self.dtype})" if self.dtype else "")
 
 
-Scalar = Kind("Scalar", "")
-"""A number, or a tensor without dimensions. Its value is read when the kernel runs: it compiles nothing."""
-Integer = Kind("Integer", "", type="int")
-"""A whole number of 32 bits, or an integer tensor without dimensions, such as the seed of a dropout."""
-Row = Kind("Row", "n")
-"""One value for each column n: shape (N,), as a bias has."""
-Col = Kind("Col", "m")
-"""One value for each row m: shape (M,)."""
-Tile = Kind("Tile", "mn")
-"""One value for each element: shape (M, N), any strides."""
-HalfRow = Kind("HalfRow", "n", HALF)
-"""One value for each pair of columns: shape (N / 2,)."""
-HalfTile = Kind("HalfTile", "mn", HALF)
-"""One value for each pair of columns of each row: shape (M, N / 2)."""
-PairTile = Kind("PairTile", "mn", DOUBLE)
-"""Two neighbouring values for each element: shape (M, 2 N). ``epi.pairs`` takes it apart."""
+if TYPE_CHECKING:  # to a type checker an operand is whatever the function is called with
+    Scalar: TypeAlias = Any
+    Integer: TypeAlias = Any
+    Row: TypeAlias = Any
+    Col: TypeAlias = Any
+    Tile: TypeAlias = Any
+    HalfRow: TypeAlias = Any
+    HalfTile: TypeAlias = Any
+    PairTile: TypeAlias = Any
+else:
+    Scalar = Kind("Scalar", "")
+    """A number, or a tensor without dimensions. Its value is read when the kernel runs."""
+    Integer = Kind("Integer", "", type="int")
+    """A whole number of 32 bits, or an integer tensor without dimensions, such as the seed of a dropout."""
+    Row = Kind("Row", "n")
+    """One value for each column n: shape (N,), as a bias has."""
+    Col = Kind("Col", "m")
+    """One value for each row m: shape (M,)."""
+    Tile = Kind("Tile", "mn")
+    """One value for each element: shape (M, N), any strides."""
+    HalfRow = Kind("HalfRow", "n", HALF)
+    """One value for each pair of columns: shape (N / 2,)."""
+    HalfTile = Kind("HalfTile", "mn", HALF)
+    """One value for each pair of columns of each row: shape (M, N / 2)."""
+    PairTile = Kind("PairTile", "mn", DOUBLE)
+    """Two neighbouring values for each element: shape (M, 2 N). ``epi.pairs`` takes it apart."""
 
-KINDS = (Scalar, Integer, Row, Col, Tile, HalfRow, HalfTile, PairTile)
+KINDS: tuple[Kind, ...] = (Scalar, Integer, Row, Col, Tile, HalfRow, HalfTile, PairTile)

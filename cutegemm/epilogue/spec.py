@@ -87,6 +87,13 @@ class Epilogue:
         """Operands that come through shared memory."""
         return tuple(operand for operand in self.operands if operand.access == "staged")
 
+    def guard_of(self, operand: Operand) -> int | None:
+        """The node that says whether an operand is read at all: it is not where that is 0. None: always."""
+        uses = {
+            node.guard for node in self.graph.nodes if node.op == "operand" and node.detail == operand.name
+        }
+        return next(iter(uses)) if len(uses) == 1 else None
+
     @property
     def columns(self) -> tuple[Operand, ...]:
         """Operands by column."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from cutegemm.epilogue.device import (
@@ -27,6 +27,7 @@ from cutegemm.epilogue.device import (
     Matrices,
     Places,
     element,
+    number_of,
     offset_of,
     user_places,
     vector,
@@ -64,11 +65,13 @@ class Ahead:
     """What a thread has loaded before the main loop.
 
     scalars   by operand
+    wanted    for each staged operand whether it is read at all
     columns   by operand: values of columns thread, thread + 128, ... of the warpgroup's part
     rows      by operand: values of the thread's rows, two for each MMA
     """
 
     scalars: tuple
+    wanted: tuple
     columns: tuple
     rows: tuple
 
@@ -159,17 +162,27 @@ class StagedStore:
         tile, corner   as TmaStore.ahead has them
         """
         origin = self._origin(tile, corner)
+        numbers = {
+            operand.name: self.matrices.scalar(i)
+            for i, operand in enumerate(self.epilogue.operands)
+            if operand.is_scalar
+        }
+        wanted = tuple(self._is_wanted(operand, numbers) for operand in self.epilogue.staged)
         if not self.plan.streamed:
-            self._load_first(buffers, member, origin)
-        scalars, columns, rows = [], [], []
+            self._load_first(buffers, wanted, member, origin)
+        columns, rows = [], []
         for i, operand in enumerate(self.epilogue.operands):
             if operand.is_scalar:
-                scalars.append(self.matrices.scalar(i))
-            elif self.epilogue.by_column(operand):
+                continue
+            if self.epilogue.by_column(operand):
                 columns.append(self._column_values(i, operand, member.thread, origin))
             elif self.epilogue.by_row(operand):
                 rows.append(self._row_values(i, operand, member.thread, origin))
-        return Ahead(tuple(scalars), tuple(columns), tuple(rows))
+        return Ahead(tuple(numbers.values()), wanted, tuple(columns), tuple(rows))
+
+    def _is_wanted(self, operand: Operand, numbers: dict[str, Any]) -> Boolean:
+        guard = self.epilogue.guard_of(operand)
+        return Boolean(True) if guard is None else number_of(self.epilogue, guard, numbers) != 0.0
 
     def _origin(self, tile: tuple, corner: tuple) -> tuple:
         (m, n, batch), (row, column), config = tile, corner, self.plan.config
@@ -210,26 +223,36 @@ class StagedStore:
 
     # --- pieces of operands ----------------------------------------------------------------------------
 
-    def _load_first(self, buffers: StagedBuffers, member: Member, origin: tuple) -> None:
+    def _load_first(self, buffers: StagedBuffers, wanted: tuple, member: Member, origin: tuple) -> None:
         """Starts the loads of the pieces that the buffers have room for. Nobody reads the buffers any more:
         the warpgroup has met since it read the last piece of the tile before."""
         for step in range(min(self.plan.store_stages, self.plan.store_steps)):
-            self._load_piece(buffers, member, origin, step)
+            self._load_piece(buffers, wanted, member, origin, step)
 
-    def _load_piece(self, buffers: StagedBuffers, member: Member, origin: tuple, step: int) -> None:
+    def _load_piece(
+        self, buffers: StagedBuffers, wanted: tuple, member: Member, origin: tuple, step: int
+    ) -> None:
         if self.epilogue.staged:
-            self._load(buffers, member.thread, origin, step)
+            self._load(buffers, wanted, member.thread, origin, step)
 
     @cute.jit
     def _load(
-        self, buffers: StagedBuffers, thread: Int32, origin: tuple, step: cutlass.Constexpr[int]
+        self,
+        buffers: StagedBuffers,
+        wanted: tuple,
+        thread: Int32,
+        origin: tuple,
+        step: cutlass.Constexpr[int],
     ) -> None:
         plan = self.plan
         row, column, batch = origin
         mma, (first, width) = step // len(plan.chunks), plan.chunks[step % len(plan.chunks)]
         buffer = step % plan.store_stages
         barrier = buffers.operands_arrived + buffer
-        total = sum(MMA_M * width * dtype_bytes(str(operand.dtype)) for operand in self.epilogue.staged)
+        total = Int32(0)
+        for i, operand in enumerate(self.epilogue.staged):
+            size = MMA_M * width * dtype_bytes(str(operand.dtype))
+            total = total + (size if self.epilogue.guard_of(operand) is None else size * wanted[i].to(Int32))
         if thread < cute.arch.WARP_SIZE:
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(barrier, total)
@@ -251,7 +274,8 @@ class StagedStore:
                     cute.group_modes(sC, 0, 2),
                     cute.group_modes(gC[None, None, 0], 0, 2),
                 )
-                cute.copy(self.atoms[i][which], tSgC, tSsC[None, buffer], tma_bar_ptr=barrier)
+                if wanted[i]:
+                    cute.copy(self.atoms[i][which], tSgC, tSsC[None, buffer], tma_bar_ptr=barrier)
 
     def _wait_for_pieces(self, buffers: StagedBuffers, turn: Int32, step: int) -> None:
         """Until the operands' pieces of a step have landed; turn: tiles stored before."""
@@ -280,7 +304,7 @@ class StagedStore:
         thread, barrier = member.thread, NamedBarrier.STORE + member.consumer
         row, column, batch = origin
         if plan.streamed:
-            self._load_first(buffers, member, origin)
+            self._load_first(buffers, ahead.wanted, member, origin)
         self._share_columns(buffers, ahead, thread)
         totals = Totals(self.epilogue, self.matrices.outputs, plan, thread, self._sizes())
         for step in range(plan.store_steps):
@@ -300,7 +324,7 @@ class StagedStore:
                 out.start(own, thread, width, buffer, position)
             self._commit(thread)
             if step + plan.store_stages < plan.store_steps:
-                self._load_piece(buffers, member, origin, step + plan.store_stages)
+                self._load_piece(buffers, ahead.wanted, member, origin, step + plan.store_stages)
             totals.add(evaluation, origin, step)
 
     def drain(self, buffers: StagedBuffers, member: Member, turn: Int32) -> None:
@@ -426,8 +450,8 @@ class StagedSource:
         if epilogue.by_column(operand):
             index = [o.name for o in epilogue.operands if epilogue.by_column(o)].index(operand.name)
             return self._columns(operand, index, len(places))
-        if operand.access == "staged" and guard is None:
-            return self._piece(operand)
+        if operand.access == "staged":
+            return self._piece(operand, guard)
         return self.direct.read(operand, places, guard)
 
     def _rows(self, values: tuple, count: int) -> Any:
@@ -456,7 +480,7 @@ class StagedSource:
         values = own.load().to(Float32)
         return vector([values[i // 4 * 2 + i % 2] for i in range(count)], Float32)
 
-    def _piece(self, operand: Operand) -> Any:
+    def _piece(self, operand: Operand, guard: Any) -> Any:
         store, width = self.store, self._width
         plan, problem = store.plan, replace(store.problem, out_dtype=str(operand.dtype))
         index = [o.name for o in store.epilogue.staged].index(operand.name)
@@ -466,8 +490,19 @@ class StagedSource:
         shape = chunk_mma(problem, width).partition_shape_C((MMA_M, width))
         values = cute.make_rmem_tensor(shape, DTYPES[str(operand.dtype)])
         buffer = self.step % plan.store_stages
-        cute.copy(copy, thread_copy.partition_S(sC)[None, None, None, buffer], thread_copy.retile(values))
+        source, target = thread_copy.partition_S(sC)[None, None, None, buffer], thread_copy.retile(values)
+        if guard is None:
+            cute.copy(copy, source, target)
+        else:
+            values.fill(0.0)
+            _copy_unless_zero(guard, copy, source, target)
         return values.load().to(Float32).reshape((width // 2,))
+
+
+@cute.jit
+def _copy_unless_zero(guard: Float32, copy: Any, source: cute.Tensor, target: cute.Tensor) -> None:
+    if guard != 0.0:
+        cute.copy(copy, source, target)
 
 
 def plan_piece_layout(plan: HopperPlan, problem: GemmProblem, operand: Operand, width: int) -> Any:
