@@ -1,4 +1,4 @@
-"""Fused kernels on the GPU: the library, random epilogues, memory that is shared, graphs, what a call costs."""
+"""Fused kernels on the GPU: the library, random epilogues, shared memory, graphs, what is compiled when."""
 
 import os
 import time
@@ -96,8 +96,8 @@ def test_random_epilogues() -> None:
 @pytest.mark.parametrize("scheduler", [None, Dynamic(), StreamK()], ids=str)
 def test_accumulation_in_place_again_and_again(scheduler: Any) -> None:
     assignment = None if scheduler is None else TileScheduler(assignment=scheduler)
-    gemm: Any = cutegemm.compile((1024, 1024, 512), "bfloat16", out_dtype="float32", epilogue=library.alpha_beta,
-                                 scheduler=assignment)  # fmt: skip
+    options = {"out_dtype": "float32", "epilogue": library.alpha_beta, "scheduler": assignment}
+    gemm: Any = cutegemm.compile((1024, 1024, 512), "bfloat16", **options)
     a, b = inputs(1024, 1024, 512, 1)
     c = torch.zeros(1024, 1024, device="cuda")
     for _ in range(8):
@@ -185,8 +185,8 @@ def test_a_first_call_and_a_new_scalar() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [GemmConfig(128, 256, cluster_m=2), GemmConfig(256, 128), GemmConfig(128, 128, schedule="pingpong", cluster_m=2),
-     GemmConfig(64, 256, schedule="pingpong"), GemmConfig(128, 128, swap_ab=True)],
+    [GemmConfig(128, 256, cluster_m=2), GemmConfig(256, 128), GemmConfig(128, 128, swap_ab=True),
+     GemmConfig(128, 128, schedule="pingpong", cluster_m=2), GemmConfig(64, 256, schedule="pingpong")],
     ids=str,
 )  # fmt: skip
 def test_large_tiles(config: GemmConfig) -> None:
