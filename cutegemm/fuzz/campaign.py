@@ -16,6 +16,7 @@ from hypothesis import seed as seeded
 from hypothesis.errors import Flaky
 
 from cutegemm.bench.worker import SilentWorkerError, Worker, WorkerError
+from cutegemm.errors import DeviceError
 from cutegemm.fuzz.case import Case
 from cutegemm.fuzz.drawing import Limits, cases
 from cutegemm.fuzz.kinds import Kind, random_kind
@@ -81,11 +82,10 @@ class Executor:
     def verdict(self, case: Case) -> Verdict:
         """What comes of a case: also where it never ends, or takes the process with it.
 
-        Raises WorkerError if there is no worker to be had.
+        Raises DeviceError if no worker can be had.
         """
         if self._worker is None or not self._worker.alive:
-            self._worker = Worker(self._plan.environment)
-            list(self._worker.ask(Start(self._plan.product), START_SECONDS))
+            self._worker = self._started()
         trial = Trial(case, self._plan.product, self._plan.refusals, self._plan.margin)
         try:
             for event in self._worker.ask(trial, self._plan.hang):
@@ -95,6 +95,17 @@ class Executor:
         except WorkerError as error:
             return Verdict("crash", str(error))
         return verdict
+
+    def _started(self) -> Worker:
+        worker = Worker(self._plan.environment)
+        try:
+            list(worker.ask(Start(self._plan.product), START_SECONDS))
+        except WorkerError as error:
+            worker.stop()
+            raise DeviceError(
+                f"no worker process is to be had: {error}; `python -m cutegemm doctor` says what is missing"
+            ) from error
+        return worker
 
 
 class _FailureError(Exception):
