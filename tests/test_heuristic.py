@@ -17,7 +17,7 @@ import cutegemm
 from cutegemm import GemmConfig, GemmProblem, heuristic
 from cutegemm.costmodel import FITTED
 from cutegemm.errors import DeviceError, TargetError
-from cutegemm.hardware import GPUS, Gpu, gpu_by_name
+from cutegemm.hardware import BUILT_TARGETS, GPUS, Gpu, gpu_by_name
 from cutegemm.hopper.plan import HopperPlan, plan
 
 HOPPERS = [gpu for gpu in GPUS if gpu.target == "sm_90a"]
@@ -253,3 +253,12 @@ def test_the_model_knows_no_shapes() -> None:
         if isinstance(node, ast.Compare):
             compared = [c.value for c in node.comparators if isinstance(c, ast.Constant)]
             assert not any(isinstance(v, int) and v > 256 for v in compared), ast.unparse(node)
+
+
+@pytest.mark.parametrize("target", BUILT_TARGETS)
+@pytest.mark.parametrize("shape", [(0, 8, 8), (8, 0, 8), (8, 8, 0), (0, 8, 8, 8), (0, 0, 0)])
+@pytest.mark.filterwarnings("error")
+def test_a_product_of_nothing_gets_a_configuration_without_a_warning(
+    target: str, shape: tuple[int, ...]
+) -> None:
+    assert cutegemm.compile(shape, "bfloat16", target=target).config.tile_m > 0

@@ -1,5 +1,6 @@
 """One case, tried: the worker process's part."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +74,9 @@ class Trial:
 
     def verdict(self) -> Verdict:
         """Tries it here and now."""
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            # A division by zero or a cast of NaN in the library's own arithmetic is worth knowing of.
+            warnings.simplefilter("error", RuntimeWarning)
             operands = _Operands.of(self.case, torch.device(self.product.device), self.margin)
             ways = NOT_LAUNCHED
             try:
