@@ -20,6 +20,7 @@ CLUSTER = cutlass._mlir.dialects.nvvm.MemScopeKind.CLUSTER
 # A slot is free once all have read it: while a team stores its tile, the other has the next in the tensor
 # cores, the producer loads the one after that, and another is on its way.
 SLOTS = 4
+SLOT_BYTES = 4
 SLOT_WORDS = 4  # each slot has 16 bytes to itself: what is written at one time is not near what is read
 QUEUE_BARRIERS = 2 * SLOTS + 1
 
@@ -194,15 +195,11 @@ class QueueFeed:
         if position.task < self.tasks:
             slot = position.slot
             cute.arch.mbarrier_wait(self.task_arrived + slot, position.parity)
-            if cutlass.const_expr(self.ctas > 1):
-                cute.arch.fence_acq_rel_cluster()
             task = _slots(self.slots)[slot]
             cute.arch.sync_warp()
             if cute.arch.lane_idx() == 0:
-                if cutlass.const_expr(self.ctas > 1):
-                    cute.arch.mbarrier_arrive(self.task_taken + slot, Int32(0), scope=CLUSTER)
-                else:
-                    cute.arch.mbarrier_arrive(self.task_taken + slot)
+                first_cta = Int32(0) if cutlass.const_expr(self.ctas > 1) else None
+                cute.arch.mbarrier_arrive(self.task_taken + slot, first_cta)
             following = self._advanced(task, position)
         return following
 
@@ -254,12 +251,12 @@ class QueueFeed:
             _slots(self.slots)[slot] = task
             cute.arch.mbarrier_arrive(self.task_arrived + slot)
             return
-        value = cute.make_rmem_tensor(1, Int32)
-        value[0] = task
-        theirs = cute.arch.map_dsmem_ptr(self.slots + SLOT_WORDS * slot, cta)
-        cute.autovec_copy(value, cute.make_tensor(theirs, cute.make_layout(1)))
-        cute.arch.fence_acq_rel_cluster()
-        cute.arch.mbarrier_arrive(self.task_arrived + slot, cta, scope=CLUSTER)
+        # The word tells the barrier itself when it has arrived: an ordinary store would need fences of the
+        # cluster, which wait for everything a thread has under way, the output of its last tile included.
+        cute.arch.mbarrier_arrive_and_expect_tx(
+            self.task_arrived + slot, SLOT_BYTES, cta, relaxed=True, scope=CLUSTER
+        )
+        cute.arch.store_async_dsmem(self.slots + SLOT_WORDS * slot, task, self.task_arrived + slot, cta)
 
     def _advanced(self, task: Int32, position: QueuePosition) -> QueuePosition:
         following = position.slot + 1
