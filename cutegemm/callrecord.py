@@ -15,7 +15,7 @@ class Outcome(IntEnum):
     LAUNCHED = 0
     OTHER_SIZES = 1  # the tensors' sizes are not the ones this launch was chosen for
     MAY_OVERLAP = 2  # the output's byte range meets an input's, or its own lines or batches meet
-    TMA_COULD_STORE = 3  # a kernel with direct stores was handed an output that TMA can store, faster
+    OTHER_PATHS = 3  # an operand is aligned better than this kernel needs: another kernel is faster
 
 
 class CallRecord(ctypes.Structure):

@@ -116,12 +116,12 @@ def matmul(
             raise ProblemError(
                 f"{name} has {tensor.dim()} dimensions; matmul takes 2, or 3 with a leading batch mode"
             )
-    out_major = "n" if out is None else contiguous_mode(out, "out", ("m", "n"))
+    out_major = "n" if out is None else contiguous_mode(out, ("m", "n"))
     kind = (
         a.dim() == 3,
         (a.dtype, b.dtype),
         a.dtype if out is None else out.dtype,
-        (contiguous_mode(a, "a", ("m", "k")), contiguous_mode(b, "b", ("k", "n")), out_major),
+        (contiguous_mode(a, ("m", "k")), contiguous_mode(b, ("k", "n")), out_major),
         a.get_device(),
         epilogue,
     )

@@ -8,6 +8,7 @@ For one stage of one tile the main loop takes the longest of
             multicasts, or that neighbouring CTAs happen to ask for at the same time, counts in part; rows
             that do not start on 128-byte lines count for more
     local   all bytes of the stage over what one SM takes in, whoever else they are shared with
+    move    lines that are shifted into place on their way, where TMA cannot put an operand there
 
 plus the cost of passing a stage on. SMs of a last wave that is not full share L2 among fewer. A
 cooperative tile then shows its whole epilogue, a ping-pong CTA only the last one; stores in narrow pieces
@@ -51,6 +52,7 @@ class Constants:
     l2_bytes_per_cycle         one SM's share when all SMs ask
     l2_bytes_per_cycle_alone   for one SM when few ask
     local_bytes_per_cycle      what one SM takes in
+    line_cycles                moving 128 bytes from the staging buffer to their place
     multicast_share            of an operand that a cluster shares, what it costs L2
     coincidence_share          of an operand that other CTAs ask for at the same time
     off_line                   what rows cost that do not start on 128-byte lines; others cost 1
@@ -75,6 +77,7 @@ class Constants:
     l2_bytes_per_cycle: float = 50.7
     l2_bytes_per_cycle_alone: float = 54.6
     local_bytes_per_cycle: float = 85.7
+    line_cycles: float = 8.2
     multicast_share: float = 0.583
     coincidence_share: float = 0.806
     off_line: float = 1.53
@@ -104,6 +107,7 @@ class Table:
     splits: np.ndarray
     ctas: np.ndarray  # of a cluster, those that split K included
     stages: np.ndarray
+    moved_lines: np.ndarray  # of 128 bytes, of a stage
     warpgroup_n: np.ndarray
     teams: np.ndarray  # warpgroups that share a tile
     segments: np.ndarray  # contiguous pieces in which a tile is stored
@@ -129,6 +133,7 @@ class Table:
             column([p.splits for p in plans]),
             np.array([p.cluster_ctas for p in plans], dtype=np.intp),
             column([p.stages for p in plans]),
+            column([p.moved_bytes / LINE_BYTES for p in plans]),
             column([p.warpgroup_n for p in plans]),
             column([p.warpgroups_m * p.warpgroups_n for p in plans]),
             column([_store_segments(p, kind.swapped() if p.config.swap_ab else kind) for p in plans]),
@@ -172,10 +177,11 @@ def cost(table: Table, work: Work, gpu: Gpu, constants: Constants = FITTED) -> C
     asked = _asked_of_l2(table, work, grid, c) * row_bytes
     fill, fill_last = (asked / _l2_rate(gpu, sms, c) for sms in (busy, busy_last))
     local = (table.tile_m + table.tile_n) * row_bytes / c.local_bytes_per_cycle
+    move = table.moved_lines * c.line_cycles
     stage = c.stage_cycles + c.cluster_stage_cycles * (table.ctas > table.splits)
 
     def loop(fill: np.ndarray) -> np.ndarray:
-        longest = np.maximum(np.maximum(mma, fill), local)
+        longest = np.maximum(np.maximum(mma, fill), np.maximum(local, move))
         return grid.k_tiles * (longest + c.hidden_share * np.minimum(mma, fill) + stage)
 
     store, reduce = _epilogue(table, work, c)

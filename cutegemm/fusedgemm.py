@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from cutegemm.alignment import Alignment, expected_paths, paths_of
 from cutegemm.callrecord import Outcome
 from cutegemm.config import GemmConfig
 from cutegemm.epilogue.call import Call, Parts, ReadyCall, emulated_argument
@@ -19,10 +20,10 @@ from cutegemm.epilogue.operands import (
     unstorable,
 )
 from cutegemm.epilogue.spec import Epilogue, scaled_size
-from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError
+from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, ProblemError
 from cutegemm.gemm import MAX_KNOWN_LAUNCHES, Gemm, on_stream
 from cutegemm.kernels import Kernels
-from cutegemm.operands import check_grad, check_out, operand_rules, read_sizes, store_path
+from cutegemm.operands import OperandRule, check_grad, check_out, operand_rules, read_sizes
 from cutegemm.parts.limits import TMA_ALIGNMENT
 from cutegemm.problem import GemmProblem
 from cutegemm.residency import loading_allowed
@@ -52,7 +53,7 @@ class FusedGemm(Gemm):
         bound = default_epilogue(fused.epilogue, problem.a_dtype)
         super().__init__(replace(problem, epilogue=bound), config, scheduler, target)
         n = None if problem.n is None else scaled_size(problem.n, bound.width)
-        self._store = store_path(problem, (problem.l, problem.m, n, problem.k), None)
+        self._paths = replace(self._paths, store=expected_paths(replace(problem, n=n)).store)
         self._kinds: dict[Epilogue, Kernels] = {bound: self._kernels}
         self._ready: dict[Any, ReadyCall] = {}
         self._tensor_names = tuple(operand.name for operand in bound.operands if not operand.is_scalar)
@@ -123,7 +124,7 @@ class FusedGemm(Gemm):
             return Emulation(out, call.further, Trace(), None)
         kernels = self._kernels_for(call.epilogue)
         gpu = self._gpu()
-        choice = kernels.choice(kernels.problem.with_sizes(*call.sizes), gpu, call.store)
+        choice = kernels.choice(kernels.problem.with_sizes(*call.sizes), gpu, call.paths)
         extras: list[Any] = []
         for operand in call.epilogue.operands:
             extras += emulated_argument(operand, call.operands[operand.name], self.problem.out_major)
@@ -166,10 +167,10 @@ class FusedGemm(Gemm):
             self._prepared.clear()
         a = call.tensors[0]
         kernels = self._kernels_for(call.epilogue)
-        key = (a.get_device(), call.epilogue, call.sizes), call.store
+        key = (a.get_device(), call.epilogue, call.sizes), call.paths
         launch = self._prepared.get(key)
         if launch is None:
-            launch = self._launch_among(kernels, call.sizes, a.get_device(), call.store)
+            launch = self._launch_among(kernels, call.sizes, a.get_device(), call.paths)
             self._prepared[key] = launch
         return ReadyCall(self, call.epilogue, launch, self.fused.defaults)
 
@@ -235,9 +236,14 @@ class FusedGemm(Gemm):
                 a, b = self._no_products(a, b)
             for rule, tensor in ((a_rule, a), (b_rule, b)):
                 rule.check_major(tensor)
-                rule.check_alignment(tensor)
-        store = store_path(self.problem, (l, m, columns, k), out)
-        return Call(epilogue, (l, m, n, a.shape[-1]), store, (a, b, out), further, operands)
+            if not out_rule.is_contiguous(out):
+                raise ProblemError(
+                    f"out has strides {out.stride()}: neither of its last two modes is contiguous; allocate "
+                    "it densely or leave it out"
+                )
+            a, b = (_loadable(rule, tensor) for rule, tensor in ((a_rule, a), (b_rule, b)))
+        paths = paths_of(self.problem, (l, m, columns, k), a, b, out)
+        return Call(epilogue, (l, m, n, a.shape[-1]), paths, (a, b, out), further, operands)
 
     def _no_products(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Zeros in place of operands without a K: their product is the sum of no products too."""
@@ -267,3 +273,16 @@ class FusedGemm(Gemm):
 
     def __hash__(self) -> int:
         return hash((self.problem, self._kernels.config, self.target))
+
+
+def _loadable(rule: OperandRule, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a copy: with a contiguous mode, and matrices a multiple of 16 bytes apart."""
+    tensor = rule.dense(tensor)
+    if Alignment.of(rule, tensor).matrices:
+        return tensor
+    batch, rows, columns = tensor.shape
+    lines, length = (columns, rows) if rule.rows_contiguous else (rows, columns)
+    unit = TMA_ALIGNMENT // tensor.element_size()
+    padded = tensor.new_empty((batch, lines, -(-length // unit) * unit))[..., :length]
+    copied = padded.mT if rule.rows_contiguous else padded
+    return copied.copy_(tensor)

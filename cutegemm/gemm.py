@@ -2,20 +2,22 @@
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cutegemm import heuristic
+from cutegemm.alignment import expected_paths, one_at_a_time, paths_of
 from cutegemm.artifact import Artifact, Resources
 from cutegemm.callrecord import CallRecord, Outcome, OutcomeWord
 from cutegemm.config import GemmConfig
 from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, TargetError
 from cutegemm.hardware import Gpu, current_gpu, gpu_by_name
 from cutegemm.kernels import Choice, Kernels
-from cutegemm.operands import check_call, check_grad, read_sizes, store_path
-from cutegemm.parts.limits import StorePath
+from cutegemm.operands import check_call, check_grad, operand_rules, read_sizes
+from cutegemm.parts.paths import Paths
 from cutegemm.parts.plan import KernelPlan
 from cutegemm.problem import GemmProblem
 from cutegemm.residency import loading_allowed, resident_clusters
@@ -55,9 +57,9 @@ class Gemm:
         self.target = target
         self._kernels = Kernels(problem, config, scheduler, target)
         self._static = problem.is_static
-        self._store = store_path(problem, (problem.l, problem.m, problem.n, problem.k), None)
+        self._paths = expected_paths(problem)
         self._launches: dict[Any, Launch] = {}
-        self._prepared: dict[tuple[Any, StorePath], Launch] = {}
+        self._prepared: dict[tuple[Any, Paths], Launch] = {}
         if config is not None:
             self._choice()  # an illegal configuration is refused here, not at the first call
 
@@ -78,9 +80,10 @@ class Gemm:
         out     (M, N) or (L, M, N), contiguous along out_major; allocated densely if None
         stream  a torch.cuda.Stream; the current stream of the tensors' device if None
 
-        Strides of a and b are free but for TMA's rule: their addresses and non-unit strides are multiples
-        of 16 bytes. out has no such rule; where its lines are no multiple of 16 bytes, or start off one,
-        a kernel with a slower store takes the call.
+        Strides and addresses are free: slices of larger tensors, one matrix for the whole batch (stride 0),
+        odd pitches. Those that are multiples of 16 bytes are the fastest; for others there are kernels with
+        other loads and stores (see ``explain``), and batches whose matrices are not all a multiple of 16
+        bytes apart are launched product by product. A matrix with no contiguous mode is copied first.
         Returns out. Raises OperandTypeError, ProblemError, DeviceError and TargetError for what was passed;
         where the kernel has to be built first, ConfigError, BuildError, MissingDependencyError and
         StaleSourceError too.
@@ -153,35 +156,60 @@ class Gemm:
         check_call(self.problem, a, b, out)
         if 0 in sizes:
             return out.zero_()  # nothing to launch: empty, or a sum of no products
+        rules = operand_rules(self.problem)
+        dense_a, dense_b, dense_out = (
+            rule.dense(tensor) for rule, tensor in zip(rules, (a, b, out), strict=True)
+        )
         with loading_allowed():
-            launch = self._launch_for(sizes, a, b, out)
-            # Every check passed, the exact ones for overlap too: the host code's quick ones are overruled.
-            launch.function(a, b, out, launch.disjoint_record_address, outcome_word.address)
+            self._launch_checked(sizes, dense_a, dense_b, dense_out, error)
+        return out if dense_out is out else out.copy_(dense_out)
+
+    def _launch_checked(
+        self,
+        sizes: tuple[int, int, int, int],
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        error: Exception | None,
+    ) -> None:
+        """Launches what has passed every check and has a contiguous mode each."""
+        if self.problem.batched and one_at_a_time(self.problem, a, b):
+            for each in zip(a, b, out, strict=True):
+                self._one_product._launch_checked((1, *sizes[1:]), *each, error)
+            return
+        launch = self._launch_for(sizes, a, b, out)
+        # The exact checks for overlap have passed: the host code's quick ones are overruled.
+        launch.function(a, b, out, launch.disjoint_record_address, outcome_word.address)
         if outcome_word.word.value != Outcome.LAUNCHED:
             raise error or DeviceError(f"the launch was refused: {Outcome(outcome_word.word.value).name}")
         # The next call is tried with this launch first; one for another alignment comes back here.
         self._launches[self._launch_key(a, b)] = launch
-        return out
+
+    @cached_property
+    def _one_product(self) -> "Gemm":
+        """For batches whose matrices do not all begin on a unit TMA addresses: one of their products."""
+        problem = replace(self.problem, l=1, batched=False)
+        return Gemm(problem, self._kernels.config, self._kernels.scheduler, self.target)
 
     def _launch_for(
         self, sizes: tuple[int, int, int, int], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
     ) -> "Launch":
-        store = store_path(self.problem, sizes, out)
-        key = (self._launch_key(a, b), store)
+        paths = paths_of(self.problem, sizes, a, b, out)
+        key = (self._launch_key(a, b), paths)
         launch = self._prepared.get(key)
         if launch is None:
             if len(self._prepared) >= MAX_KNOWN_LAUNCHES:
                 self._prepared.clear()
                 self._launches.clear()
-            launch = self._prepared[key] = self._prepare_launch(sizes, a.get_device(), store)
+            launch = self._prepared[key] = self._prepare_launch(sizes, a.get_device(), paths)
         return launch
 
-    def _prepare_launch(self, sizes: tuple[int, int, int, int], device: int, store: StorePath) -> "Launch":
+    def _prepare_launch(self, sizes: tuple[int, int, int, int], device: int, paths: Paths) -> "Launch":
         """The kernel for sizes (l, m, n, k) on a GPU: chosen, built, loaded."""
-        return self._launch_among(self._kernels, sizes, device, store)
+        return self._launch_among(self._kernels, sizes, device, paths)
 
     def _launch_among(
-        self, kernels: Kernels, sizes: tuple[int, int, int, int], device: int, store: StorePath
+        self, kernels: Kernels, sizes: tuple[int, int, int, int], device: int, paths: Paths
     ) -> "Launch":
         gpu = current_gpu(device)
         if gpu.target != self.target:
@@ -189,7 +217,7 @@ class Gemm:
                 f"this gemm was compiled for {self.target}, GPU {device} ({gpu.name}) runs {gpu.target}; "
                 f'compile with target="{gpu.target}"'
             )
-        choice = kernels.choice(kernels.problem.with_sizes(*sizes), gpu, store)
+        choice = kernels.choice(kernels.problem.with_sizes(*sizes), gpu, paths)
         artifact = kernels.artifact(choice)
         plan = choice.plan(kernels.problem)
         resident = resident_clusters(artifact, plan.cluster_ctas, device)
@@ -219,7 +247,7 @@ class Gemm:
         return self._choice().scheduler
 
     def _choice(self) -> Choice:
-        return self._kernels.choice(self.problem, self._gpu(), self._store)
+        return self._kernels.choice(self.problem, self._gpu(), self._paths)
 
     def prepare(self) -> "Gemm":
         """Imports the kernel compiler now if ``config``'s kernel is not in the cache. Returns self.
@@ -269,7 +297,7 @@ class Gemm:
         if model.target != self.target:
             raise TargetError(f"{model.name} runs {model.target} kernels, this is one for {self.target}")
         given = self._kernels.config
-        choice = self._kernels.choice(self.problem, model, self._store)
+        choice = self._kernels.choice(self.problem, model, self._paths)
         splits = heuristic.SPLITS if self._kernels.scheduler is None else (choice.scheduler.splits,)
         sizes = (self.problem.l, self.problem.m, self.problem.n, self.problem.k)
         lines = [
@@ -280,7 +308,7 @@ class Gemm:
         if given is not None:
             cost = heuristic.estimate(choice.plan(self.problem), self.problem, model)
             lines += [_explained(cost), f"configuration given, not chosen: {choice.config}; candidates:"]
-        lines += map(_explained, heuristic.ranked(self.problem, model, count, self._store, splits))
+        lines += map(_explained, heuristic.ranked(self.problem, model, count, self._paths, splits))
         return "\n".join((*lines, _EXPLAIN_LEGEND))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from cutegemm.costmodel import Table, cost
 from cutegemm.errors import ConfigError
 from cutegemm.hardware import Gpu
 from cutegemm.hopper.plan import SPLITS, plan
-from cutegemm.parts.limits import StorePath
+from cutegemm.parts.paths import ALIGNED, Paths
 from cutegemm.parts.plan import KernelPlan
 from cutegemm.problem import GemmProblem
 from cutegemm.work import Cost, Work
@@ -53,13 +53,13 @@ class Estimate:
 
 
 def choose(
-    problem: GemmProblem, gpu: Gpu, store: StorePath = "tma", splits: tuple[int, ...] = SPLITS
+    problem: GemmProblem, gpu: Gpu, paths: Paths = ALIGNED, splits: tuple[int, ...] = SPLITS
 ) -> Estimate:
     """The configuration with the lowest predicted cost. Unknown M, N, K count as 4096, an unknown L as 1.
 
     splits: the numbers of CTAs that may share a tile's K.
     """
-    return ranked(problem, gpu, 1, store, splits)[0]
+    return ranked(problem, gpu, 1, paths, splits)[0]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -67,12 +67,12 @@ def ranked(
     problem: GemmProblem,
     gpu: Gpu,
     count: int,
-    store: StorePath = "tma",
+    paths: Paths = ALIGNED,
     splits: tuple[int, ...] = SPLITS,
 ) -> tuple[Estimate, ...]:
-    """The ``count`` cheapest configurations that are legal with this store, best first."""
+    """The ``count`` cheapest configurations that are legal with these paths, best first."""
     model = _model(gpu)
-    table = model.candidates(problem.kind(), store, splits)
+    table = model.candidates(problem.kind(), paths, splits)
     return _cheapest(table, model.cost(table, Work.of(problem), gpu), count)
 
 
@@ -88,7 +88,7 @@ def estimate(worked_out: KernelPlan, problem: GemmProblem, gpu: Gpu) -> Estimate
 class _Model:
     """An architecture's cost model: tables of all candidates and of given plans; what each row costs."""
 
-    candidates: Callable[[GemmProblem, StorePath, tuple[int, ...]], Any]
+    candidates: Callable[[GemmProblem, Paths, tuple[int, ...]], Any]
     table: Callable[[Any, GemmProblem], Any]
     cost: Callable[[Any, Work, Gpu], Cost]
 
@@ -117,16 +117,17 @@ _CYCLES = ("mma", "fill", "store", "dram", "reduce", "total")
 
 
 @functools.lru_cache(maxsize=64)
-def candidates(kind: GemmProblem, store: StorePath, splits: tuple[int, ...]) -> Table:
+def candidates(kind: GemmProblem, paths: Paths, splits: tuple[int, ...]) -> Table:
     """Every sm_90a kernel considered for a kind of problem."""
     plans = []
     for ways in splits:
         for config in _space():
             try:
-                worked_out = plan(config, kind.swapped() if config.swap_ab else kind, store, ways)
+                seen, ways_in = (kind.swapped(), paths.swapped()) if config.swap_ab else (kind, paths)
+                worked_out = plan(config, seen, ways_in, ways)
             except ConfigError:
                 continue
-            if worked_out.stages >= MIN_STAGES:
+            if worked_out.stages_ahead >= MIN_STAGES:
                 plans.append(worked_out)
     return Table.of(plans, kind)
 

@@ -11,13 +11,13 @@ from cutegemm.config import GemmConfig
 from cutegemm.errors import ConfigError
 from cutegemm.fingerprint import KernelKey, kernel_key
 from cutegemm.hardware import Gpu
-from cutegemm.parts.limits import StorePath
+from cutegemm.parts.paths import Paths
 from cutegemm.parts.plan import KernelPlan
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import TileScheduler, default_order
 from cutegemm.scheduler.arithmetic import ceil_div
 from cutegemm.scheduler.identity import scheduler_identity
-from cutegemm.targets import builder, check_scheduler, plan
+from cutegemm.targets import builder, check_paths, check_scheduler, plan
 
 NOMINAL_SIZE = 4096  # of M and N where they are not known
 STREAM_CANDIDATES = 100  # of the heuristic's ranking, among which StreamK finds one it can be used with
@@ -25,18 +25,19 @@ STREAM_CANDIDATES = 100  # of the heuristic's ranking, among which StreamK finds
 
 @dataclass(frozen=True)
 class Choice:
-    """One kernel of a problem's kind: its configuration, what orders its tiles, how it stores, for whom."""
+    """One kernel of a problem's kind: its configuration, tile order, ways of its operands, for whom."""
 
     config: GemmConfig
     scheduler: TileScheduler
-    store: StorePath
+    paths: Paths
     target: str
 
     def plan(self, problem: GemmProblem) -> KernelPlan:
         """The configuration worked out for the problem's dtypes and majors. Raises ConfigError."""
-        seen = problem.swapped() if self.config.swap_ab else problem
+        swap = self.config.swap_ab
+        seen, paths = (problem.swapped(), self.paths.swapped()) if swap else (problem, self.paths)
         splits, streamed = self.scheduler.splits, self.scheduler.streamed
-        return plan(self.target, self.config, seen, self.store, splits, streamed)
+        return plan(self.target, self.config, seen, paths, splits, streamed)
 
     def is_legal(self, problem: GemmProblem) -> bool:
         """Whether there is a plan for the problem."""
@@ -70,26 +71,31 @@ class Kernels:
         self._lock = threading.RLock()
         self._artifacts: dict[Choice, Artifact] = {}
 
-    def choice(self, sizes: GemmProblem, gpu: Gpu, store: StorePath) -> Choice:
-        """The kernel for a problem of these sizes on a GPU."""
+    def choice(self, sizes: GemmProblem, gpu: Gpu, paths: Paths) -> Choice:
+        """The kernel for a problem of these sizes on a GPU. Raises ProblemError, ConfigError."""
+        check_paths(self.target, paths)
         if self.config is not None:
             scheduler = self.scheduler or default_scheduler(self.config, 1, self.problem, gpu)
-            given = Choice(self.config, scheduler, store, self.target)
+            given = Choice(self.config, scheduler, paths, self.target)
             return replace(given, config=given.plan(self.problem).config)
         splits = heuristic.SPLITS if self.scheduler is None else (self.scheduler.splits,)
         likely = _by_size_class(self.problem, sizes)
-        ranking = heuristic.ranked(likely, gpu, 1, store, splits)
+        ranking = heuristic.ranked(likely, gpu, 1, paths, splits)
         if self.scheduler is not None and self.scheduler.streamed:
             # Ranked as for whole tiles; the widest of those do not leave StreamK its registers.
-            ranking = heuristic.ranked(likely, gpu, STREAM_CANDIDATES, store, splits)
+            ranking = heuristic.ranked(likely, gpu, STREAM_CANDIDATES, paths, splits)
         for best in ranking:
             scheduler = self.scheduler or default_scheduler(best.config, best.splits, likely, gpu)
-            choice = Choice(best.config, scheduler, store, self.target)
+            choice = Choice(best.config, scheduler, paths, self.target)
             if choice.is_legal(self.problem):
                 return choice
         raise ConfigError(
             f"none of the {len(ranking)} likeliest configurations is legal with {self.scheduler}"
         )
+
+    def of_one_product(self) -> "Kernels":
+        """Those of one product of a batch."""
+        return Kernels(replace(self.problem, l=1, batched=False), self.config, self.scheduler, self.target)
 
     @cached_property
     def _given_identity(self) -> str | None:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from cutegemm.errors import DeviceError, OperandTypeError, ProblemError
-from cutegemm.parts.limits import TMA_ALIGNMENT, StorePath
-from cutegemm.problem import INPUT_DTYPES, MAX_SIZE, OUTPUT_DTYPES, GemmProblem, dtype_bytes
+from cutegemm.problem import INPUT_DTYPES, MAX_SIZE, OUTPUT_DTYPES, GemmProblem
 
 
 @dataclass(frozen=True)
@@ -49,51 +48,28 @@ class OperandRule:
         """The contiguous mode. Raises ProblemError."""
         rows, columns = self.modes
         first, second = tensor.stride()[-2:]
-        unit, size = (first, tensor.shape[-2]) if self._rows_contiguous else (second, tensor.shape[-1])
-        if unit == 1 or size <= 1:
-            return
-        found = rows if first == 1 else columns if second == 1 else None
-        remedy = (
-            f'pass {self.major_argument}="{found.lower()}" to compile'
-            if found
-            else "neither mode is contiguous: make it so with .contiguous()"
-        )
+        if self.is_contiguous(tensor) or 1 not in (first, second):
+            return  # a tensor with no contiguous mode is copied
+        found = rows if first == 1 else columns
         raise ProblemError(
             f"{self.name} has strides {tensor.stride()}, this gemm was compiled for {self.major}-major "
-            f"({self.major.upper()} contiguous); {remedy}"
+            f'({self.major.upper()} contiguous); pass {self.major_argument}="{found.lower()}" to compile'
         )
 
-    def check_alignment(self, tensor: torch.Tensor) -> None:
-        """TMA's rule for addresses and pitches. Raises ProblemError."""
-        complaint = self.misalignment(tensor)
-        if complaint is not None:
-            raise ProblemError(complaint)
+    def is_contiguous(self, tensor: torch.Tensor) -> bool:
+        """Whether the elements along the major mode lie side by side."""
+        mode = -2 if self.rows_contiguous else -1
+        return tensor.stride(mode) == 1 or tensor.shape[mode] <= 1
 
-    def misalignment(self, tensor: torch.Tensor) -> str | None:
-        """What breaks TMA's rule for this tensor, in a sentence; None if nothing does."""
-        pitched = -1 if self._rows_contiguous else -2
-        pitches = [
-            ("column" if self._rows_contiguous else "row", tensor.stride(pitched), tensor.shape[pitched])
-        ]
-        if tensor.dim() == 3:
-            pitches.append(("batch", tensor.stride(0), tensor.shape[0]))
-        for what, stride, size in pitches:
-            pitch = stride * tensor.element_size()
-            if size > 1 and pitch % TMA_ALIGNMENT:
-                return (
-                    f"{self.name} has a {what} stride of {stride} elements = {pitch} bytes; TMA needs a "
-                    f"multiple of {TMA_ALIGNMENT} bytes: pad the allocation, or copy into an aligned one"
-                )
-        past = tensor.data_ptr() % TMA_ALIGNMENT
-        if past:
-            return (
-                f"{self.name} starts at an address {past} bytes past a multiple of {TMA_ALIGNMENT}; "
-                "TMA needs an aligned start: copy the slice with .clone()"
-            )
-        return None
+    def dense(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself if its major mode is contiguous, else a copy in which it is."""
+        if self.is_contiguous(tensor):
+            return tensor
+        return tensor.mT.contiguous().mT if self.rows_contiguous else tensor.contiguous()
 
     @property
-    def _rows_contiguous(self) -> bool:
+    def rows_contiguous(self) -> bool:
+        """Whether the first of the two modes is the contiguous one."""
         return self.major == self.modes[0].lower()
 
 
@@ -120,8 +96,6 @@ def check_call(
         a_rule, b_rule, out_rule = operand_rules(problem, device)
         for rule, tensor in ((a_rule, a), (b_rule, b), (out_rule, out)):
             rule.check_major(tensor)
-        a_rule.check_alignment(a)
-        b_rule.check_alignment(b)
     check_overlap(out, "a", a)
     check_overlap(out, "b", b)
     return sizes
@@ -152,29 +126,10 @@ def check_kind(tensor: object, name: str) -> None:
         raise DeviceError(f"{name} lies on {plain.device}; move it to the GPU with .cuda()")
 
 
-def store_path(
-    problem: GemmProblem,
-    sizes: tuple[int | None, int | None, int | None, int | None],
-    out: torch.Tensor | None,
-) -> StorePath:
-    """How a result of sizes (l, m, n, k) is written: "tma" wherever TMA can, else "direct".
-
-    TMA writes whole units of 16 bytes, so that lines must end on one as well as start on one. Sizes not
-    known yet, and a tensor not there yet, count as aligned.
-    """
-    _, m, n, _ = sizes
-    run = n if problem.out_major == "n" else m
-    if run is not None and run * dtype_bytes(problem.out_dtype) % TMA_ALIGNMENT:
-        return "direct"
-    if out is not None and operand_rules(problem)[2].misalignment(out) is not None:
-        return "direct"
-    return "tma"
-
-
-def contiguous_mode(tensor: torch.Tensor, name: str, modes: tuple[str, str]) -> str:
+def contiguous_mode(tensor: torch.Tensor, modes: tuple[str, str]) -> str:
     """Which of the last two modes of a matrix is contiguous; the second where both could be.
 
-    Raises ProblemError if neither is.
+    The second as well where neither is: such a matrix is copied.
     """
     first, second = tensor.stride()[-2:]
     if second == 1 or tensor.shape[-1] == 1:
@@ -183,10 +138,7 @@ def contiguous_mode(tensor: torch.Tensor, name: str, modes: tuple[str, str]) -> 
         return modes[1]
     if first == 1 or tensor.shape[-2] == 1:
         return modes[0]
-    raise ProblemError(
-        f"{name} has strides {tensor.stride()}: neither of its last two modes is contiguous; "
-        "call .contiguous() on it"
-    )
+    return modes[1]
 
 
 def read_sizes(problem: GemmProblem, a: Any, b: Any, device: str = "cuda") -> tuple[int, int, int, int]:

@@ -7,7 +7,7 @@ from cutegemm.blackwell import plan as blackwell
 from cutegemm.config import GemmConfig
 from cutegemm.dependencies import missing_dependency
 from cutegemm.hopper import plan as hopper
-from cutegemm.parts.limits import StorePath
+from cutegemm.parts.paths import ALIGNED, Paths
 from cutegemm.parts.plan import KernelPlan
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import TileScheduler
@@ -20,23 +20,30 @@ def plan(
     target: str,
     config: GemmConfig,
     problem: GemmProblem,
-    store: StorePath = "tma",
+    paths: Paths = ALIGNED,
     splits: int = 1,
     streamed: bool = False,
 ) -> KernelPlan:
     """Checks ``config`` for ``problem`` (as the kernel sees it: already swapped) and works it out.
 
+    paths     how A and B, as the kernel sees them, are loaded and D is stored
     splits    CTAs of a cluster that share one tile's K
     streamed  whether workers add parts of tiles through global memory (StreamK)
     Raises ConfigError naming the limit and the nearest legal value.
     """
-    return _PLANS[target](config, problem, store, splits, streamed)
+    return _PLANS[target](config, problem, paths, splits, streamed)
 
 
 def check_scheduler(target: str, scheduler: TileScheduler) -> None:
     """Raises ConfigError for a scheduler that no kernel of the target has, whatever its configuration."""
     if target == "sm_100a":
         blackwell.check_sharing(scheduler.streamed)
+
+
+def check_paths(target: str, paths: Paths) -> None:
+    """Raises ProblemError for operands that no kernel of the target loads, whatever its configuration."""
+    if target == "sm_100a":
+        blackwell.check_loads(paths)
 
 
 def builder(target: str) -> Callable[..., dict[str, bytes]]:

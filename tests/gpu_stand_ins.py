@@ -12,9 +12,11 @@ import torch
 
 import cutegemm
 from cutegemm import Gemm, GemmConfig
+from cutegemm.alignment import paths_of
 from cutegemm.callrecord import CallRecord, Outcome
 from cutegemm.gemm import Launch
-from cutegemm.operands import byte_span, operand_rules, store_path
+from cutegemm.operands import byte_span
+from cutegemm.parts.paths import Paths
 
 
 class OnGpu(torch.Tensor):
@@ -75,17 +77,19 @@ def torch_in_place_of_the_host_code(
 def gemm_on_torch(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int | None, ...] = (None, None, None), **options: Any
 ) -> tuple[Gemm, list[tuple[Any, ...]]]:
-    """A Gemm whose launches are torch's product, and the launches prepared: (l, m, n, k, device, store)."""
+    """A Gemm whose launches are torch's product, and the launches prepared: (l, m, n, k, device, paths)."""
     prepared: list[tuple[Any, ...]] = []
 
-    def prepare(self: Gemm, sizes: tuple[int, ...], device: int, store: str) -> Launch:
-        prepared.append((*sizes, device, store))
+    def prepare(self: Gemm, sizes: tuple[int, ...], device: int, paths: Paths) -> Launch:
+        prepared.append((*sizes, device, paths))
 
         def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, record: int, outcome: int) -> None:
-            if store == "tma" and operand_rules(self.problem)[2].misalignment(out):
-                raise ValueError("Misaligned Tensor data on argument #2")
-            if store == "direct" and store_path(self.problem, sizes, out) == "tma":
-                ctypes.c_int32.from_address(outcome).value = Outcome.TMA_COULD_STORE
+            allowed = paths_of(self.problem, sizes, a, b, out)
+            ways = list(zip(vars(paths).values(), vars(allowed).values(), strict=True))
+            if any(built == "tma" != found for built, found in ways):
+                raise ValueError("Misaligned Tensor data")
+            if any(found == "tma" != built for built, found in ways):
+                ctypes.c_int32.from_address(outcome).value = Outcome.OTHER_PATHS
                 return
             torch_in_place_of_the_host_code(a, b, out, record, outcome)
 

@@ -22,13 +22,13 @@ from typing import Any
 from cutegemm import GemmConfig, GemmProblem
 from cutegemm.errors import ConfigError
 from cutegemm.hopper.plan import (
-    CONSUMER_REGISTERS,
+    MOVING_REGISTERS,
     PRODUCER_REGISTERS,
     HopperPlan,
-    StorePath,
     accumulator_budget,
     plan,
 )
+from cutegemm.parts.paths import LoadPath, Paths, StorePath
 
 TARGET = "sm_90a"
 REGISTER_FILE = 65536  # 32-bit registers of one SM
@@ -42,6 +42,8 @@ TILES_K = (64, 128)
 CLUSTERS = ((1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (1, 1, 2), (1, 1, 4), (1, 1, 8))
 SCHEDULES = ((1, "cooperative"), (2, "cooperative"), (2, "pingpong"))
 MAJORS = tuple(itertools.product("km", "kn", "nm"))
+# How A and B are loaded, as the kernel sees them.
+LOADS: tuple[tuple[LoadPath, LoadPath], ...] = tuple(itertools.product(("realigned", "tma"), repeat=2))
 STORES: tuple[StorePath, ...] = ("tma", "direct")
 OUT_DTYPES = ("bfloat16", "float16", "float32")
 # Tile widths whose last output piece or swizzle span is narrower than the others.
@@ -54,6 +56,7 @@ class Kernel:
 
     splits: CTAs of a cluster that share a tile's K; with more than one, the rest below decides nothing.
     work: the class of the assignment
+    loads: how A and B are loaded, as the kernel sees them
     """
 
     config: GemmConfig
@@ -61,11 +64,17 @@ class Kernel:
     store: StorePath = "tma"
     splits: int = 1
     work: str = "Persistent"
+    loads: tuple[LoadPath, LoadPath] = ("tma", "tma")
 
     @property
     def plan(self) -> HopperPlan:
         """The plan; raises ConfigError if the configuration is not legal for the problem."""
-        return plan(self.config, self.seen, self.store, self.splits, self.work == "StreamK")
+        return plan(self.config, self.seen, self.paths, self.splits, self.work == "StreamK")
+
+    @property
+    def paths(self) -> Paths:
+        """The ways of the operands the kernel sees."""
+        return Paths(*self.loads, self.store)
 
     @property
     def seen(self) -> GemmProblem:
@@ -82,7 +91,7 @@ class Kernel:
     def __str__(self) -> str:
         batched = "batched " if self.problem.batched else ""
         split = f", K split {self.splits} ways" if self.splits > 1 else ""
-        return f"{self.config}{split}, {self.work} | {batched}{self.problem}, {self.store} store"
+        return f"{self.config}{split}, {self.work} | {batched}{self.problem}, {self.paths}"
 
     def to_json(self) -> str:
         """One line from which ``from_json`` makes an equal kernel."""
@@ -93,7 +102,7 @@ class Kernel:
         """The kernel of a line made by ``to_json``."""
         fields = json.loads(line)
         config, problem = GemmConfig(**fields["config"]), GemmProblem(**fields["problem"])
-        return cls(config, problem, fields["store"], fields["splits"], fields["work"])
+        return cls(config, problem, fields["store"], fields["splits"], fields["work"], tuple(fields["loads"]))
 
 
 def legal_space() -> list[Kernel]:
@@ -102,7 +111,8 @@ def legal_space() -> list[Kernel]:
     Split tiles have one kind of store; they are listed once, as direct stores.
     Input dtype, batch mode and exchanged operands double the number of kernels each and share all code that
     depends on the rest; which of them a combination gets is drawn from its own text, so that half have each.
-    So is the assignment of one that is not split: a quarter have Dynamic, a quarter StreamK.
+    So is the assignment of one that is not split: a quarter have Dynamic, a quarter StreamK; and the loads,
+    among which three in four have an operand or both realigned, where that is legal.
     """
     return [
         kernel
@@ -136,7 +146,9 @@ def _drawn(
     )
     work = {0: "Dynamic", 1: "StreamK"}.get(bits >> 3 & 3, "Persistent") if splits == 1 else "SplitK"
     # The kernel of an exchanged problem is that of its mirror image: exchanged here too, it is the one asked.
-    return Kernel(config, problem.swapped() if config.swap_ab else problem, store, splits, work)
+    user = problem.swapped() if config.swap_ab else problem
+    kernel = Kernel(config, user, store, splits, work, LOADS[bits >> 5 & 3])
+    return kernel if kernel.is_legal() else Kernel(config, user, store, splits, work)
 
 
 def features(kernel: Kernel) -> set[tuple[str, Any]]:
@@ -144,7 +156,8 @@ def features(kernel: Kernel) -> set[tuple[str, Any]]:
     config, problem = kernel.config, kernel.seen
     schedule = (config.consumers, config.schedule)
     path = "split" if kernel.splits > 1 else kernel.store
-    budget = accumulator_budget(config.consumers, problem.out_major, path, kernel.work == "StreamK")
+    moving = "realigned" in kernel.loads
+    budget = accumulator_budget(config.consumers, problem.out_major, path, kernel.work == "StreamK", moving)
     return {
         ("tile_m", (config.tile_m, schedule)),
         ("tile_n", config.tile_n if config.tile_n in (*RAGGED_TILES_N, 256) else "other"),
@@ -156,6 +169,8 @@ def features(kernel: Kernel) -> set[tuple[str, Any]]:
         ("splits", (kernel.splits, config.consumers)),
         ("work", (kernel.work, schedule, config.cluster_size > 1)),
         ("work at the limit", (kernel.work, path, kernel.plan.accumulator_registers > budget - 8)),
+        ("loads", (kernel.loads, problem.a_major, problem.b_major)),
+        ("loads at the limit", (moving, path, schedule, kernel.plan.accumulator_registers > budget - 8)),
         ("batched", problem.batched),
         ("swapped", config.swap_ab),
         ("at the limit", (path, problem.out_major, kernel.plan.accumulator_registers > budget - 8)),
@@ -186,26 +201,23 @@ def sample(space: list[Kernel], seed: int, count: int) -> list[Kernel]:
 
 def violations(kernel: Kernel) -> list[str]:
     """Compiles a kernel and says what is wrong with the code; an empty list if nothing is."""
-    import cutegemm
     from cutegemm import scheduler as schedulers
     from cutegemm.artifact import instruction_histogram
+    from cutegemm.hardware import gpu_by_name
+    from cutegemm.kernels import Kernels
 
     problem = kernel.problem
     arguments = (kernel.splits,) if kernel.work == "SplitK" else ()
     scheduler = schedulers.TileScheduler(assignment=getattr(schedulers, kernel.work)(*arguments))
-    # Lines of 33 elements end on no 16-byte unit: TMA cannot store them.
-    sizes = (None, None, None) if kernel.store == "tma" else (33, 33, None)
-    gemm = cutegemm.compile(
-        (None, *sizes) if problem.batched else sizes, problem.a_dtype, out_dtype=problem.out_dtype,
-        a_major=problem.a_major, b_major=problem.b_major, out_major=problem.out_major, config=kernel.config,
-        scheduler=scheduler, target=TARGET,
-    ).build()  # fmt: skip
+    kernels = Kernels(problem, kernel.config, scheduler, TARGET)
+    paths = kernel.paths.swapped() if kernel.config.swap_ab else kernel.paths
+    built = kernels.artifact(kernels.choice(problem, gpu_by_name("H200"), paths))
     return [
-        *_resource_violations(gemm.resources, kernel.plan),
-        *_ptx_violations(gemm.ptx, kernel),
-        *_sass_violations(gemm.sass, instruction_histogram(gemm.sass), kernel.plan),
-        *_serialisations(gemm.ptx, gemm.sass),
-        *([f"symbol {gemm.artifact.kernel_name}"] if "cutlass" in gemm.artifact.kernel_name.lower() else []),
+        *_resource_violations(built.resources, kernel.plan),
+        *_ptx_violations(built.ptx, kernel),
+        *_sass_violations(built.sass, instruction_histogram(built.sass), kernel.plan),
+        *_serialisations(built.ptx, built.sass),
+        *([f"symbol {built.kernel_name}"] if "cutlass" in built.kernel_name.lower() else []),
     ]
 
 
@@ -215,8 +227,9 @@ def _resource_violations(resources: Any, worked_out: HopperPlan) -> Iterator[str
     if resources.threads != worked_out.threads or resources.smem_bytes != worked_out.smem_bytes:
         yield f"built with {resources}, planned {worked_out.threads} threads, {worked_out.smem_bytes} bytes"
     at_entry = resources.registers * resources.threads
-    consumers = worked_out.config.consumers
-    traded = 128 * (PRODUCER_REGISTERS + consumers * CONSUMER_REGISTERS[consumers])
+    consumers = worked_out.config.consumers * worked_out.consumer_registers
+    movers = MOVING_REGISTERS if worked_out.staged_bytes else 0
+    traded = 128 * (PRODUCER_REGISTERS + consumers + movers)
     if at_entry > REGISTER_FILE:
         yield f"{at_entry} registers at entry, an SM has {REGISTER_FILE}"
     if at_entry < traded:
@@ -234,7 +247,10 @@ def _ptx_violations(ptx: str, kernel: Kernel) -> Iterator[str]:
         yield f"WGMMA {sorted(found)}, planned {wanted}"
     config = kernel.config
     shared = {"A": config.cluster_n > 1, "B": config.cluster_m > 1}
-    if multicast_of_loads(ptx) != shared:
+    if "realigned" in kernel.loads:
+        if "multicast" in ptx:
+            yield "multicast of an operand whose lines are put in place by each CTA"
+    elif multicast_of_loads(ptx) != shared:
         yield f"multicast {multicast_of_loads(ptx)}, the cluster shares {shared}"
     if ("barrier.cluster" in ptx) != (worked_out.cluster_ctas > 1):
         yield f"cluster barrier present: {'barrier.cluster' in ptx}, cluster of {worked_out.cluster_ctas}"
@@ -274,8 +290,8 @@ def _sass_violations(sass: str, histogram: dict[str, int], worked_out: HopperPla
         yield f"SASS has {sorted(found)}, planned {wanted}"
     if not histogram["TMA load"]:
         yield "no TMA load"
-    if bool(histogram["TMA store"]) != (worked_out.store == "tma"):
-        yield f"{histogram['TMA store']} TMA stores, planned a {worked_out.store} store"
+    if bool(histogram["TMA store"]) != (worked_out.paths.store == "tma"):
+        yield f"{histogram['TMA store']} TMA stores, planned a {worked_out.paths.store} store"
 
 
 def _serialisations(ptx: str, sass: str) -> Iterator[str]:

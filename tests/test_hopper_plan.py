@@ -22,6 +22,7 @@ from cutegemm.hopper.plan import (
     output_chunks,
     plan,
 )
+from cutegemm.parts.paths import Paths
 from cutegemm.problem import dtype_bytes
 
 PLAIN = GemmProblem(None, None, None)
@@ -312,7 +313,7 @@ def test_a_store_buffer_is_free_when_it_is_filled_again(steps: int, buffers: int
 def test_direct_stores_need_no_buffers() -> None:
     problem = GemmProblem(None, None, None)
     through_tma = plan(GemmConfig(128, 256), problem)
-    direct = plan(GemmConfig(128, 256), problem, "direct")
+    direct = plan(GemmConfig(128, 256), problem, Paths(store="direct"))
     assert direct.smem_bytes == 1024 + direct.stages * direct.stage_bytes
     assert direct.stages >= through_tma.stages
 
@@ -341,12 +342,12 @@ COLUMN_D = GemmProblem(None, None, None, out_major="m")
 )
 def test_direct_stores_down_columns_leave_fewer_registers(config: GemmConfig, nearest_width: int) -> None:
     with pytest.raises(ConfigError) as caught:
-        plan(config, COLUMN_D, "direct")
+        plan(config, COLUMN_D, Paths(store="direct"))
     assert "168 fit without spilling beside a direct store to an m-major D;" in str(caught.value)
     assert re.search(rf"the nearest legal tile_n is {nearest_width}\b", str(caught.value))
-    plan(config.with_(tile_n=nearest_width), COLUMN_D, "direct")
-    plan(config, COLUMN_D, "tma")
-    plan(config, PLAIN, "direct")
+    plan(config.with_(tile_n=nearest_width), COLUMN_D, Paths(store="direct"))
+    plan(config, COLUMN_D, Paths())
+    plan(config, PLAIN, Paths(store="direct"))
 
 
 @pytest.mark.parametrize("problem", [PLAIN, COLUMN_D], ids=str)
@@ -370,7 +371,7 @@ def test_split_tiles_leave_fewer_registers(
 @pytest.mark.parametrize("splits", [2, 4, 8])
 def test_a_split_tile_keeps_its_sums_in_shared_memory(splits: int) -> None:
     worked_out = plan(GemmConfig(64, 128, consumers=1), GemmProblem(None, None, None), splits=splits)
-    assert worked_out.store == "direct"
+    assert worked_out.paths.store == "direct"
     assert worked_out.cluster_ctas == splits
     sums = 64 * 128 * 4
     assert worked_out.smem_bytes == 1024 + sums + worked_out.stages * worked_out.stage_bytes

@@ -24,8 +24,10 @@ from hypothesis import strategies as st
 
 import cutegemm
 from cutegemm import Gemm
+from cutegemm.alignment import paths_of
 from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, ProblemError
-from cutegemm.operands import byte_span, check_out, check_overlap, contiguous_mode, store_path
+from cutegemm.operands import byte_span, check_out, check_overlap, contiguous_mode
+from cutegemm.parts.paths import LoadPath, Paths
 from cutegemm.problem import MAX_SIZE, GemmProblem
 
 F16, BF16 = torch.float16, torch.bfloat16
@@ -181,14 +183,17 @@ def test_wrong_major(gemm: Gemm, name: str, majors: str, remedy: str) -> None:
     assert f"pass {remedy} to compile" in message
 
 
-def test_no_contiguous_mode(gemm: Gemm) -> None:
-    strided = zeros(16, 128)[:, ::2]
-    message = refusal(ProblemError, lambda: gemm(strided, B))
-    assert "a has strides (128, 2)" in message
-    assert "make it so with .contiguous()" in message
-    assert "neither of its last two modes is contiguous" in refusal(
-        ProblemError, lambda: cutegemm.matmul(strided, B)
-    )
+def test_matrices_without_a_contiguous_mode_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    gemm, prepared = gemm_on_torch(monkeypatch)
+    strided = on_gpu(torch.randn(16, 128, dtype=BF16))[:, ::2]
+    before = strided.clone()
+    b, out = on_gpu(torch.randn(128, 48, dtype=BF16))[::2, ::2], zeros(32, 48)[::2, ::2]
+    wanted = (strided.float() @ b.float()).to(BF16)
+    assert torch.equal(gemm(strided, b), wanted)
+    assert gemm(strided, b, out=out) is out
+    assert torch.equal(out, wanted)
+    assert torch.equal(strided, before)
+    assert [call[-1] for call in prepared] == [Paths()]
 
 
 def test_majors_are_read_off_the_unit_stride_not_off_the_size(gemm: Gemm) -> None:
@@ -196,37 +201,54 @@ def test_majors_are_read_off_the_unit_stride_not_off_the_size(gemm: Gemm) -> Non
     torch.testing.assert_close(gemm(padded, B).as_subclass(torch.Tensor), torch.zeros(16, 24, dtype=BF16))
 
 
-@pytest.mark.parametrize("k", [100, 500, 999])
-def test_pitch_that_breaks_the_rule_of_16_bytes(gemm: Gemm, k: int) -> None:
-    message = refusal(ProblemError, lambda: gemm(zeros(16, k), zeros(24, k).t()))
-    assert f"a has a row stride of {k} elements = {2 * k} bytes" in message
-    assert "TMA needs a multiple of 16 bytes" in message
-    assert "pad the allocation" in message
+@pytest.mark.parametrize(("k", "load"), [(100, "realigned"), (999, "realigned"), (1000, "tma")])
+def test_pitch_decides_how_an_operand_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, k: int, load: LoadPath
+) -> None:
+    gemm, prepared = gemm_on_torch(monkeypatch)
+    a, b = on_gpu(torch.randn(16, k, dtype=BF16)), on_gpu(torch.randn(24, k, dtype=BF16)).t()
+    for _ in range(3):
+        assert torch.equal(gemm(a, b), (a.float() @ b.float()).to(BF16))
+    assert [call[-1] for call in prepared] == [Paths(load, load)]
 
 
-def test_pitch_of_each_operand_and_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    gemm, _ = gemm_on_torch(monkeypatch)
-    odd_b = zeros(24, 68)[:, :64].t()
-    assert "b has a column stride of 68 elements = 136 bytes" in refusal(ProblemError, lambda: gemm(A, odd_b))
-    batched, _ = gemm_on_torch(monkeypatch, (None, None, None, None))
-    odd_batch = zeros(2 * 16 * 64 + 4).as_strided((2, 16, 64), (16 * 64 + 4, 64, 1))
-    message = refusal(ProblemError, lambda: batched(odd_batch, zeros(2, 24, 64).mT))
-    assert "a has a batch stride of 1028 elements = 2056 bytes" in message
+def test_pitch_of_each_operand(monkeypatch: pytest.MonkeyPatch) -> None:
+    gemm, prepared = gemm_on_torch(monkeypatch)
+    odd_a, odd_b = zeros(16, 68)[:, :64], zeros(24, 68)[:, :64].t()
+    for a, b in ((A, odd_b), (odd_a, B), (odd_a, odd_b), (A, B), (A, odd_b)):
+        gemm(a, b)
+    assert [call[-1] for call in prepared] == [
+        Paths("tma", "realigned"), Paths("realigned", "tma"), Paths("realigned", "realigned"), Paths()
+    ]  # fmt: skip
+
+
+def test_batches_of_odd_matrices_are_launched_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    gemm, prepared = gemm_on_torch(monkeypatch, (None, None, None, None))
+    memory = on_gpu(torch.randn(3 * (16 * 64 + 4), dtype=BF16))
+    a, b = memory.as_strided((3, 16, 64), (16 * 64 + 4, 64, 1)), on_gpu(torch.randn(3, 24, 64, dtype=BF16)).mT
+    assert torch.equal(gemm(a, b), (a.float() @ b.float()).to(BF16))
+    assert [call[0] for call in prepared] == [1, 1], "a launch for aligned matrices and one for the others"
+    assert {call[-1] for call in prepared} == {Paths(), Paths("realigned")}
+    gemm(a.contiguous(), b)
+    assert prepared[-1][0] == 3
 
 
 def test_pitch_of_a_single_row_does_not_matter(gemm: Gemm) -> None:
     assert gemm(zeros(1, 999), on_gpu(torch.zeros(24, 1000, dtype=BF16))[:, :999].t()).shape == (1, 24)
 
 
-@pytest.mark.parametrize("offset", [1, 2, 4])
+@pytest.mark.parametrize("offset", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", ["a", "b"])
-def test_start_that_breaks_the_rule_of_16_bytes(gemm: Gemm, name: str, offset: int) -> None:
+def test_start_decides_how_an_operand_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, name: str, offset: int
+) -> None:
+    gemm, prepared = gemm_on_torch(monkeypatch)
     operands = {"a": A, "b": B, "out": zeros(16, 24)}
     shape, stride = operands[name].shape, operands[name].stride()
     operands[name] = zeros(shape.numel() + 8).as_strided(shape, stride, offset)
-    message = refusal(ProblemError, lambda: gemm(**operands))
-    assert f"{name} starts at an address {2 * offset} bytes past a multiple of 16" in message
-    assert "copy the slice with .clone()" in message
+    gemm(**operands)
+    expected = Paths(**{name: "tma" if offset == 8 else "realigned"})
+    assert [call[-1] for call in prepared] == [expected]
 
 
 def test_out_that_tma_cannot_store_takes_the_direct_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,12 +263,12 @@ def test_out_that_tma_cannot_store_takes_the_direct_store(monkeypatch: pytest.Mo
     for out in (aligned, pitched, offset, aligned, offset):
         assert torch.equal(gemm(a, B, out=out), wanted)
     gemm(a, zeros(23, 64).t())
-    stores = [call[-1] for call in prepared]
+    stores = [call[-1].store for call in prepared]
     assert stores == ["tma", "direct", "direct"], "lines of 24, odd pitches and starts, lines of 23"
     wide, prepared = gemm_on_torch(monkeypatch, out_dtype=torch.float32)
     wide(A, B, out=zeros(16, 26, dtype=torch.float32)[:, :24])
     wide(A, B, out=zeros(16, 28, dtype=torch.float32)[:, :24])
-    assert [call[-1] for call in prepared] == ["direct", "tma"]
+    assert [call[-1].store for call in prepared] == ["direct", "tma"]
 
 
 def test_start_of_eight_elements_is_aligned(gemm: Gemm) -> None:
@@ -462,7 +484,8 @@ def test_a_result_of_the_gemm_s_own_can_be_stored(
         run = n if out_major == "n" else m
         whole_units = run * out_dtype.itemsize % 16 == 0
         sizes = (batches or 1, m, n, 8)
-        assert store_path(gemm.problem, sizes, out) == ("tma" if whole_units else "direct")
+        paths = paths_of(gemm.problem, sizes, a, torch.empty(*lead, 8, n), out)
+        assert paths.store == ("tma" if whole_units else "direct")
 
 
 # --- gradients ---------------------------------------------------------------------------------------------
@@ -570,7 +593,7 @@ def test_threads_that_make_the_same_first_call(monkeypatch: pytest.MonkeyPatch) 
     ],
 )  # fmt: skip
 def test_contiguous_mode(shape: tuple[int, int], stride: tuple[int, int], mode: str) -> None:
-    assert contiguous_mode(torch.zeros(1000).as_strided(shape, stride), "a", ("m", "k")) == mode
+    assert contiguous_mode(torch.zeros(1000).as_strided(shape, stride), ("m", "k")) == mode
 
 
 @pytest.mark.parametrize("dims", [0, 1, 4])

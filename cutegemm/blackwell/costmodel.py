@@ -24,7 +24,7 @@ from cutegemm.blackwell.plan import CLUSTER_N, TILE_M, BlackwellPlan, plan
 from cutegemm.config import GemmConfig
 from cutegemm.errors import ConfigError
 from cutegemm.hardware import Gpu
-from cutegemm.parts.limits import StorePath
+from cutegemm.parts.paths import Paths
 from cutegemm.problem import GemmProblem
 from cutegemm.work import Cost, Work
 
@@ -130,7 +130,7 @@ class Table:
 
 
 @functools.lru_cache(maxsize=64)
-def candidates(kind: GemmProblem, store: StorePath, splits: tuple[int, ...]) -> Table:
+def candidates(kind: GemmProblem, paths: Paths, splits: tuple[int, ...]) -> Table:
     """Every kernel considered for a kind of problem."""
     plans = []
     for ways in splits:
@@ -138,7 +138,8 @@ def candidates(kind: GemmProblem, store: StorePath, splits: tuple[int, ...]) -> 
             if ways > 1 and config.cluster_size > 1:
                 continue
             try:
-                worked_out = plan(config, kind.swapped() if config.swap_ab else kind, store, ways)
+                seen, seen_paths = (kind.swapped(), paths.swapped()) if config.swap_ab else (kind, paths)
+                worked_out = plan(config, seen, seen_paths, ways)
             except ConfigError:
                 continue
             if worked_out.stages >= MIN_STAGES:

@@ -4,10 +4,10 @@ The one place for the limits of Blackwell kernels: the config is checked here, t
 the plan that comes out, and the heuristic asks the same function.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cutegemm.config import GemmConfig, check_one_of
-from cutegemm.errors import ConfigError
+from cutegemm.errors import ConfigError, ProblemError
 from cutegemm.parts.limits import (
     ALIGNMENT,
     BARRIER_BYTES,
@@ -15,9 +15,10 @@ from cutegemm.parts.limits import (
     MAX_STAGES,
     MIN_STAGES,
     SMEM_BYTES,
+    TMA_ALIGNMENT,
     WARPGROUP_THREADS,
-    StorePath,
 )
+from cutegemm.parts.paths import ALIGNED, Paths
 from cutegemm.problem import GemmProblem, dtype_bytes
 
 TMEM_COLUMNS = 512  # of 32 bits, 128 lanes each
@@ -47,7 +48,7 @@ class BlackwellPlan:
     """
 
     config: GemmConfig
-    store: StorePath
+    paths: Paths
     splits: int
     chunks: tuple[tuple[int, int], ...]
     stages: int
@@ -151,35 +152,36 @@ class BlackwellPlan:
 def plan(
     config: GemmConfig,
     problem: GemmProblem,
-    store: StorePath = "tma",
+    paths: Paths = ALIGNED,
     splits: int = 1,
     streamed: bool = False,
 ) -> BlackwellPlan:
     """Checks ``config`` for ``problem`` (as the kernel sees it: already swapped) and works it out.
 
-    store     "tma" through shared memory, or "direct" from registers with a bounds check for each element,
-              for outputs whose lines TMA cannot address
+    paths     how D is stored; A and B are loaded by TMA
     splits    CTAs of a cluster that share one tile's K and reduce their sums in shared memory; with more than
               one, the store is direct
     streamed  whether workers add parts of tiles through global memory (StreamK), which these kernels do not
-    Raises ConfigError naming the limit and the nearest legal value.
+    Raises ConfigError naming the limit and the nearest legal value, ProblemError for other loads.
     """
+    check_loads(paths)
     check_sharing(streamed)
     _check_shape(config)
     if splits > 1:
         _check_split(config, splits)
-        store = "direct"
+        paths = replace(paths, store="direct")
     _check_tile_n(config, problem)
     columns = config.tile_n // (2 if _folded(config) else 1)
     chunks = output_chunks(columns, problem)
     partials = partial_bytes(config, chunks) if splits > 1 else 0
-    stages, store_stages, sizes = _shared_memory(config, problem, chunks if store == "tma" else (), partials)
+    stored = chunks if paths.store == "tma" else ()
+    stages, store_stages, sizes = _shared_memory(config, problem, stored, partials)
     used = BARRIER_BYTES + partials + stages * sizes[0] + config.consumers * store_stages * sizes[1]
     tmem = tmem_columns(config)
     padding = max(0, _least_smem(tmem) - used)
     return BlackwellPlan(
         config=config.with_(stages=stages, store_stages=store_stages),
-        store=store,
+        paths=paths,
         splits=splits,
         chunks=chunks,
         stages=stages,
@@ -191,6 +193,16 @@ def plan(
         padding_bytes=padding,
         smem_bytes=used + padding,
     )
+
+
+def check_loads(paths: Paths) -> None:
+    """Raises ProblemError for operands TMA cannot load in place."""
+    for name, path in (("a", paths.a), ("b", paths.b)):
+        if path != "tma":
+            raise ProblemError(
+                f"{name} has an address or a pitch that is no multiple of {TMA_ALIGNMENT} bytes, which "
+                "sm_100a kernels do not load yet: pad the allocation, or copy the operand into an aligned one"
+            )
 
 
 def check_sharing(streamed: bool) -> None:

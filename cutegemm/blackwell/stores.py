@@ -19,6 +19,6 @@ def make_store(mD_mnl: cute.Tensor, plan: BlackwellPlan, problem: GemmProblem) -
     """Host side: the store of a plan."""
     if plan.splits > 1:
         return SplitStore(plan, problem, mD_mnl)
-    if plan.store == "direct":
+    if plan.paths.store == "direct":
         return DirectStore(plan, problem, mD_mnl)
     return make_tma_store(mD_mnl, plan, problem)

@@ -73,21 +73,25 @@ class GlobalMemory:
             blank = np.zeros(len(region.data), dtype=np.uint8)  # costs nothing where it is not written
             region.marks = replace(region, data=blank, views={}, marks=None)
 
-    def find(self, low: int, high: int, whole_allocation: bool = False) -> Region | None:
-        """The region that holds [low, high): its elements, or with ``whole_allocation`` all around them."""
+    def find(self, low: int, high: int, whole_allocation: bool = False, granule: int = 1) -> Region | None:
+        """The region that holds [low, high): its elements, or with ``whole_allocation`` all around them.
+
+        granule: what is accessed begins on a multiple of that many bytes, and so may a region's elements be
+        taken to.
+        """
         for region in self.regions:
             first, end = (
                 (region.base, region.base + len(region.data))
                 if whole_allocation
-                else (region.first, region.end)
+                else (max(region.first // granule * granule, region.base), region.end)
             )
             if first <= low and high <= end:
                 return region
         return None
 
-    def locate(self, low: int, high: int, what: object) -> Region:
-        """The region of [low, high). Raises OutOfBoundsError."""
-        region = self.find(low, high)
+    def locate(self, low: int, high: int, what: object, granule: int = 1) -> Region:
+        """The region of [low, high), see ``find``. Raises OutOfBoundsError."""
+        region = self.find(low, high, granule=granule)
         if region is None:
             raise OutOfBoundsError(
                 f"{what} touches global memory at 0x{low:x}..0x{high - 1:x}, outside of every operand; "

@@ -9,7 +9,7 @@ from cutegemm.emulator.decode import SINK, Decoder, Op, opcode
 from cutegemm.emulator.ops_integer import type_of
 from cutegemm.emulator.ops_memory import SHARED_END, by_cta, space_of
 from cutegemm.emulator.ptx import Statement
-from cutegemm.emulator.values import LANES, UNSIGNED, Lanes, float_bits, floats, lanes, mask_of
+from cutegemm.emulator.values import LANES, UNSIGNED, Lanes, distance, float_bits, floats, lanes, mask_of
 
 _ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda old, x: old + x,
@@ -93,7 +93,7 @@ def _atomic(statement: Statement, decoder: Decoder) -> Op:
 
     def op(warp: Any) -> None:
         active, hooks = warp.active(), warp.cta.machine.hooks
-        addresses = (lanes(warp.r[base], 64) + np.uint64(offset))[active]
+        addresses = (lanes(warp.r[base], 64) + distance(offset))[active]
         if tells:
             hooks.release_global(warp, addresses)
         results: Lanes = np.zeros(LANES, dtype=UNSIGNED[bits])

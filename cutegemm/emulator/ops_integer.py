@@ -463,3 +463,18 @@ def _permute_bytes(statement: Statement, decoder: Decoder) -> Op:
             warp.r[d] = np.array([scalar(*each) for each in zip(*columns, strict=True)], dtype=np.uint32)
 
     return op
+
+
+@opcode("shf.l.wrap.b32", "shf.r.wrap.b32")
+def _funnel_shift(statement: Statement, decoder: Decoder) -> Op:
+    """32 bits of the 64 that two registers make, the low ones first; the distance counts modulo 32."""
+    leftwards = ".l." in statement.opcode
+    d = decoder.result(statement.operands[0], statement)
+    low, high, by = (decoder.source(text, statement, 32) for text in statement.operands[1:4])
+
+    def op(warp: Any) -> None:
+        a, b, c = (lanes(warp.r[slot], 32).astype(np.uint64) for slot in (low, high, by))
+        distance = 32 - (c & 31) if leftwards else c & 31
+        warp.r[d] = ((a | b << 32) >> distance).astype(np.uint32)
+
+    return op

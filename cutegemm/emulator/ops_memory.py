@@ -14,6 +14,7 @@ from cutegemm.emulator.values import (
     SIGNED,
     UNSIGNED,
     Lanes,
+    distance,
     lanes,
 )
 
@@ -67,7 +68,7 @@ def _load_param(statement: Statement, decoder: Decoder) -> Op:
 
 def lane_addresses(warp: Any, value: Any, offset: int) -> Lanes:
     """Addresses of the executing lanes."""
-    return lanes(value, 64)[warp.active()] + np.uint64(offset)
+    return lanes(value, 64)[warp.active()] + distance(offset)
 
 
 def space_of(opcode_text: str) -> str:
@@ -229,7 +230,7 @@ def _store_matrix(statement: Statement, decoder: Decoder) -> Op:
     def op(warp: Any) -> int | None:
         if warp.must_converge():
             return warp.wait_for_lanes()
-        rows = lanes(warp.r[base], 64)[: 8 * count] + np.uint64(offset)
+        rows = lanes(warp.r[base], 64)[: 8 * count] + distance(offset)
         if (rows % np.uint64(16)).any():
             raise decoder.unknown(statement, f"{warp.name} gives a row address that is not 16-byte aligned")
         registers = np.stack([lanes(warp.r[slot], 32) for slot in sources])
@@ -259,7 +260,7 @@ def _load_matrix(statement: Statement, decoder: Decoder) -> Op:
     def op(warp: Any) -> int | None:
         if warp.must_converge():
             return warp.wait_for_lanes()
-        rows = lanes(warp.r[base], 64)[: 8 * count] + np.uint64(offset)
+        rows = lanes(warp.r[base], 64)[: 8 * count] + distance(offset)
         matrix = read(warp, rows, 16, "shared", False).view(np.uint16).reshape(count, 8, 8)
         if transposed:
             matrix = matrix.transpose(0, 2, 1)

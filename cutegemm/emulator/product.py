@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from cutegemm.alignment import one_at_a_time, paths_of
 from cutegemm.callrecord import CallRecord, Outcome
 from cutegemm.emulator.arguments import Addresses
 from cutegemm.emulator.faults import EmulationError
@@ -18,7 +19,7 @@ from cutegemm.emulator.trace import Trace
 from cutegemm.errors import CutegemmError
 from cutegemm.hardware import Gpu
 from cutegemm.kernels import Choice, Kernels
-from cutegemm.operands import check_call, store_path
+from cutegemm.operands import check_call, operand_rules
 from cutegemm.parts.plan import KernelPlan, counts_tasks
 from cutegemm.workspace import needs
 
@@ -78,6 +79,8 @@ def emulate(
 ) -> Emulation:
     """out = a @ b by the kernel that ``gpu`` would run; ``operands`` are a, b, out on the CPU.
 
+    Of a batch that is launched product by product, the trace is that of the last.
+
     Raises what a call raises for its operands, and EmulationError for faults of the kernel.
     """
     a, b, out = operands
@@ -85,8 +88,18 @@ def emulate(
     if 0 in sizes:
         return Emulation(out.zero_(), {}, Trace(), None)
     problem = kernels.problem
-    choice = kernels.choice(problem.with_sizes(*sizes), gpu, store_path(problem, sizes, out))
-    return emulate_choice(kernels, gpu, Product(choice, sizes, operands), circumstances)
+    a, b, dense_out = (
+        rule.dense(tensor) for rule, tensor in zip(operand_rules(problem), operands, strict=True)
+    )
+    if problem.batched and one_at_a_time(problem, a, b):
+        single = kernels.of_one_product()
+        for each in zip(a, b, dense_out, strict=True):
+            result = emulate(single, gpu, each, circumstances)
+    else:
+        paths = paths_of(problem, sizes, a, b, dense_out)
+        choice = kernels.choice(problem.with_sizes(*sizes), gpu, paths)
+        result = emulate_choice(kernels, gpu, Product(choice, sizes, (a, b, dense_out)), circumstances)
+    return replace(result, out=out if dense_out is out else out.copy_(dense_out))
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,15 @@ def _check_start(start: int, tensor_map: TensorMap, what: object) -> None:
         )
 
 
+def _check_unit(tensor_map: TensorMap, coordinates: tuple[int, ...], what: object) -> None:
+    """A GPU stops with "illegal instruction" where a row of the box begins inside a unit of memory."""
+    if coordinates[0] * tensor_map.element % UNIT:
+        raise OutOfBoundsError(
+            f"{what}: a box from element {coordinates[0]} of a row, of {tensor_map.element} bytes each, does "
+            f"not begin on a multiple of {UNIT} bytes"
+        )
+
+
 @dataclass(frozen=True)
 class Window:
     """The part of a box that the tensor has elements for.
@@ -161,10 +170,11 @@ def read_box(
     tensor_map: TensorMap, coordinates: tuple[int, ...], memory: GlobalMemory, what: object
 ) -> Lanes:
     """A box's bytes, outermost dimension first: zeros where the tensor has no elements."""
+    _check_unit(tensor_map, coordinates, what)
     window = window_of(tensor_map, coordinates)
     if window is None:
         return np.zeros(_shape(tensor_map), dtype=np.uint8)
-    data = window.inside_of(memory.locate(window.low, window.high, what))
+    data = window.inside_of(memory.locate(window.low, window.high, what, UNIT))
     if data.size == tensor_map.box_bytes:
         return np.ascontiguousarray(data)
     box = np.zeros(_shape(tensor_map), dtype=np.uint8)
@@ -197,6 +207,7 @@ def write_box(
     Hardware writes whole 16-byte units: a row that ends inside one is written up to its end, with what the
     box holds there. Raises OutOfBoundsError if that leaves the allocation.
     """
+    _check_unit(tensor_map, coordinates, what)
     window = window_of(tensor_map, coordinates, UNIT)
     if window is None:
         return

@@ -130,3 +130,8 @@ def merge(mask: Lanes, new: Any, old: Any) -> Any:
         return new
     wide = 64 if max(new, old) >> 32 else 32
     return np.where(mask, lanes(new, wide), lanes(old, wide))
+
+
+def distance(offset: int) -> np.uint64:
+    """An offset, which may be negative, as what to add to unsigned addresses."""
+    return np.uint64(offset % (1 << 64))

@@ -11,7 +11,7 @@ from cutegemm.epilogue.graph import Output
 from cutegemm.epilogue.operands import as_argument
 from cutegemm.epilogue.spec import Epilogue, Operand, scaled_size
 from cutegemm.operands import check_grad
-from cutegemm.parts.limits import StorePath
+from cutegemm.parts.paths import ALIGNED, Paths
 
 if TYPE_CHECKING:
     from cutegemm.fusedgemm import FusedGemm
@@ -27,7 +27,7 @@ class Call:
 
     epilogue   with the dtypes of the operands
     sizes      (l, m, n, k)
-    store      how the result is written
+    paths      how a and b are loaded and the result is written
     tensors    a, b and out; a and b are zeros of some depth where K is 0
     further    further outputs by name
     operands   by name, scalars' defaults included
@@ -35,7 +35,7 @@ class Call:
 
     epilogue: Epilogue
     sizes: tuple[int, int, int, int]
-    store: StorePath
+    paths: Paths
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     further: dict[str, torch.Tensor]
     operands: Mapping[str, Any]
@@ -140,7 +140,7 @@ class ReadyCall:
                 if not scalar:
                     check_grad(operands[name], b, None)
         further = self._allocated(a) if epilogue.further else {}
-        call = Call(epilogue, sizes, "tma", (a, b, out), further, operands)
+        call = Call(epilogue, sizes, ALIGNED, (a, b, out), further, operands)
         if self._launched(call, self.launch.record_address) != Outcome.LAUNCHED:
             return None
         return (out, further) if further else out

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from cutegemm.alignment import Alignment
 from cutegemm.epilogue.fuse import Fused
 from cutegemm.epilogue.graph import FULL, WIDTHS, Output
 from cutegemm.epilogue.kinds import OPERAND_DTYPES, Kind
@@ -99,7 +100,8 @@ def _tma_can_load(tensor: torch.Tensor, out_major: str) -> bool:
     if tensor.stride(contiguous) != 1 or 0 in tensor.stride():
         return False
     rule = OperandRule("operand", ("M", "N"), tensor.dtype, out_major, "out_major")
-    return rule.misalignment(tensor) is None
+    alignment = Alignment.of(rule, tensor)
+    return alignment.start and alignment.lines and alignment.matrices
 
 
 def _check_scalar(name: str, operand: Operand, given: Any, a: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from hypothesis import strategies as st
 
 from cutegemm.fuzz.case import CALLS, Case, Shape, Strided, dense_strides
-from cutegemm.fuzz.kinds import Kind, is_legal
+from cutegemm.fuzz.kinds import Kind, is_legal, takes_any_alignment
 
 PLAIN = 300  # one in so many draws has the plain value of a field of the kind: what shrinking arrives at
 FAR = 2**33  # elements: a stride that no 32-bit number holds
@@ -50,10 +50,11 @@ def cases(draw: st.DrawFn, kind: Kind, limits: Limits, emulated: bool) -> Case:
     call = draw(st.sampled_from(CALLS[:2] if emulated else CALLS))
     plain = Case(m, n, k, l, chosen.dtype, chosen.out_dtype, chosen.majors)
     given = draw(st.integers(0, 3)) > 0
+    anywhere = takes_any_alignment(chosen)
     changes: dict[str, object] = {
-        "a": draw(_places(plain, "a", limits)),
-        "b": draw(_places(plain, "b", limits)),
-        "out": draw(_places(plain, "out", limits)) if given else None,
+        "a": draw(_places(plain, "a", anywhere)),
+        "b": draw(_places(plain, "b", anywhere)),
+        "out": draw(_places(plain, "out", True)) if given else None,
         "planted": draw(st.sampled_from((0, 0, 1, 3))),
         "seed": draw(st.integers(0, 9999)),
         "call": call,
@@ -133,10 +134,13 @@ def _sizes(draw: st.DrawFn, kind: Kind, limits: Limits, batch: int) -> tuple[int
 
 
 @st.composite
-def _places(draw: st.DrawFn, case: Case, name: str, limits: Limits) -> Strided | None:
-    """Where an operand lies: dense, padded, shifted, transposed within its batch, spread out, expanded."""
+def _places(draw: st.DrawFn, case: Case, name: str, anywhere: bool) -> Strided | None:
+    """Where an operand lies: dense, padded, shifted, transposed within its batch, spread out, expanded.
+
+    anywhere: whether it may lie off multiples of 16 bytes
+    """
     shape, last = case.shape(name), case.last_contiguous(name)
-    aligned = draw(st.sampled_from((False, False, True)))
+    aligned = draw(st.sampled_from((False, False, True))) or not anywhere
     unit = 16 // (4 if name == "out" and case.out_dtype == "float32" else 2) if aligned else 1
     where = draw(_layouts(shape, last, unit, may_overlap=name != "out"))
     offset = draw(st.just(0) | st.integers(0, 8) | st.sampled_from((8, 16, 24, 63))) // unit * unit

@@ -3,6 +3,7 @@
 Cases of one kind share a few kernels, so that many cases cost few compilations.
 """
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import get_args
 from cutegemm.config import SCHEDULES, GemmConfig
 from cutegemm.errors import ConfigError
 from cutegemm.kernels import Choice
-from cutegemm.parts.limits import StorePath
+from cutegemm.parts.paths import LoadPath, Paths, StorePath
 from cutegemm.problem import INPUT_DTYPES, OUTPUT_DTYPES, GemmProblem
 from cutegemm.scheduler import (
     Blocked,
@@ -69,7 +70,7 @@ class Kind:
 
 
 def random_kind(seed: int, target: str) -> Kind:
-    """The kind of a seed, legal however its D lies."""
+    """The kind of a seed, legal however D is aligned; see takes_any_alignment for A and B."""
     chance = random.Random(seed)
     kind = Kind(
         chance.choice(INPUT_DTYPES),
@@ -88,15 +89,20 @@ def random_kind(seed: int, target: str) -> Kind:
     return kind
 
 
-def is_legal(kind: Kind) -> bool:
-    """Whether there are kernels of a kind for every way to store D."""
+def is_legal(kind: Kind, loads: tuple[LoadPath, ...] = ("tma",)) -> bool:
+    """Whether there are kernels of a kind for every way to store D and these to load A and B."""
     if kind.config is None:
         return True
     scheduler = kind.scheduler or TileScheduler()
     return all(
-        Choice(kind.config, scheduler, store, kind.target).is_legal(kind.problem)
-        for store in get_args(StorePath)
+        Choice(kind.config, scheduler, Paths(*ways), kind.target).is_legal(kind.problem)
+        for ways in itertools.product(loads, loads, get_args(StorePath))
     )
+
+
+def takes_any_alignment(kind: Kind) -> bool:
+    """Whether there are kernels of a kind for A and B wherever they lie."""
+    return kind.target == "sm_90a" and is_legal(kind, get_args(LoadPath))
 
 
 def _random_config(chance: random.Random, target: str) -> GemmConfig | None:

@@ -8,10 +8,11 @@ from typing import Protocol
 import torch
 
 import cutegemm
+from cutegemm.alignment import one_at_a_time, paths_of
 from cutegemm.bench.gpu import DeviceLostError
 from cutegemm.fuzz.case import Case
 from cutegemm.gemm import Gemm
-from cutegemm.operands import operand_rules, store_path
+from cutegemm.operands import operand_rules
 
 GEMMS_KEPT = 512
 
@@ -141,12 +142,13 @@ def _computation(case: Case, target: str) -> Callable[..., torch.Tensor]:
 
 def _ways(case: Case, gemm: Gemm, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> Ways:
     """Asked of the library, where it decides."""
-    rules = operand_rules(gemm.problem, a.device.type)
-    of_a, of_b = (
-        "tma" if rule.misalignment(tensor) is None else "other"
-        for rule, tensor in zip(rules, (a, b), strict=False)
-    )
-    return Ways(of_a, of_b, _store_of(case, store_path(gemm.problem, case.sizes, out)))
+    a_rule, b_rule, _ = operand_rules(gemm.problem, a.device.type)
+    paths = paths_of(gemm.problem, case.sizes, a, b, out)
+    of_a: str = paths.a if a_rule.is_contiguous(a) else "copied"
+    of_b: str = paths.b if b_rule.is_contiguous(b) else "copied"
+    if gemm.problem.batched and one_at_a_time(gemm.problem, a, b):
+        of_a, of_b = f"{of_a} singly", f"{of_b} singly"
+    return Ways(of_a, of_b, _store_of(case, paths.store))
 
 
 def _store_of(case: Case, store: str) -> str:

@@ -33,7 +33,7 @@ def build(
     }
     return compile_to_files(
         HopperGemm(plan, seen, scheduler),
-        fake_operands(problem, plan.store),
+        fake_operands(problem, plan.paths.swapped() if plan.config.swap_ab else plan.paths),
         target=target,
         facts=facts,
         options=options,

@@ -16,13 +16,14 @@ from cutegemm.hopper.layouts import make_layouts
 from cutegemm.hopper.mainloop import WgmmaMainloop
 from cutegemm.hopper.plan import (
     ALIGNMENT,
-    CONSUMER_REGISTERS,
     MMA_M,
+    MOVING_REGISTERS,
     PRODUCER_REGISTERS,
     WARPGROUP_THREADS,
     HopperPlan,
 )
-from cutegemm.hopper.producer import TileLoader, TmaProducer, make_loader, make_producer
+from cutegemm.hopper.producer import Loader, TmaProducer, make_loader, make_producer
+from cutegemm.hopper.realign import Movers, make_movers, make_staging
 from cutegemm.hopper.reduction import Reduction, make_reduction
 from cutegemm.hopper.stores import STORE_BARRIERS, Store, make_store
 from cutegemm.hopper.teams import Member, Steps, make_team
@@ -44,8 +45,10 @@ class HopperGemm:
     """One kernel: a plan, the problem's dtypes and majors, and a scheduler. Sizes are run-time values.
 
     Roles in a CTA (128 threads each):
-        warpgroup 0         warp 0 is the producer; its other warps only lend their registers
+        warpgroup 0         warp 0 is the producer, warp 1 fetches tasks (Dynamic); the others only lend
+                            their registers
         warpgroups 1, 2     consumers: all on one tile (cooperative), or each on its own (ping-pong)
+        one more            movers, where TMA cannot put an operand in its place (realign.py)
 
     Barriers (see StageRing): inputs_arrived counts 1 arrival and the bytes of a stage;
     inputs_consumed counts one arrival for each consumer warp of each CTA that reads what this one loads.
@@ -135,16 +138,22 @@ class HopperGemm:
             store.prefetch()
 
         smem = cutlass.memory.SmemAllocator()
-        barriers = smem.allocate_array(cutlass.Int64, 2 * plan.stages + max(STORE_BARRIERS, store.barriers))
+        of_store = 2 * plan.stages
+        of_staging = of_store + max(STORE_BARRIERS, store.barriers)
+        in_all = of_staging + (2 * plan.stages if plan.staged_bytes else 0)
+        barriers = smem.allocate_array(cutlass.Int64, in_all)
         feed = make_feed(self.scheduler, plan, smem, grid, place)
         reduction = make_reduction(self.scheduler, plan, feed, smem, grid, place)
         sA, sB = self._operand_stages(a_staged, b_staged, smem)
         readers = plan.config.cluster_m + plan.config.cluster_n - 1
         ring = StageRing(barriers, barriers + plan.stages, plan.stages, readers)
-        buffers: Any = store.allocate(smem, barriers + 2 * plan.stages)
+        staging: Any = make_staging(plan, self.problem, smem, barriers + of_staging)
+        buffers: Any = store.allocate(smem, barriers + of_store)
         if warp == PRODUCER_WARP:
             with cute.arch.elect_one():
-                ring.init(plan.consumer_warps_per_tile)
+                ring.init(plan.consumer_warps_per_tile, plan.filling_arrivals)
+                if cutlass.const_expr(staging is not None):
+                    staging.init()
                 feed.init()
                 store.init(buffers)
                 cute.arch.mbarrier_init_fence()
@@ -158,16 +167,37 @@ class HopperGemm:
         if warpgroup == PRODUCER_WARPGROUP:
             cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
             if warp == PRODUCER_WARP:
-                loader = make_loader(producer, sA, sB, plan, place.cta_m, place.cta_n)
+                loader = make_loader(producer, ring, staging, (sA, sB), plan, place)
                 self._produce(loader, ring, feed, grid, place)
             if cutlass.const_expr(self.scheduler.queued):  # noqa: SIM102 - at trace time, and at run time
                 if (warp == FETCHING_WARP) & (place.cta_m + place.cta_n == 0):
                     feed.fetch()
         else:
-            cute.arch.setmaxregister_increase(CONSUMER_REGISTERS[plan.config.consumers])
-            consumer = warpgroup - 1
-            mainloop = self._mainloop(tiled_mma, sA, sB, ring, consumer, place)
-            self._consume(mainloop, feed, reduction, store, buffers, (grid, place, consumer))
+            roles = (tiled_mma, sA, sB, ring), (feed, reduction, store, buffers), (grid, place)
+            if cutlass.const_expr(staging is None):
+                self._be_consumer(warpgroup, *roles)
+            else:
+                if warpgroup <= plan.config.consumers:
+                    self._be_consumer(warpgroup, *roles)
+                else:
+                    cute.arch.setmaxregister_decrease(MOVING_REGISTERS)
+                    movers = make_movers(staging, ring, ((producer.a, sA), (producer.b, sB)))
+                    self._move(movers, ring, feed, grid)
+
+    def _be_consumer(
+        self,
+        warpgroup: Int32,
+        operands: tuple[Any, ...],
+        parts: tuple[Any, ...],
+        where: tuple[TaskGrid, Place],
+    ) -> None:
+        """A consumer warpgroup's registers, and its loop over the tiles."""
+        cute.arch.setmaxregister_increase(self.plan.consumer_registers)
+        grid, place = where
+        consumer = warpgroup - 1
+        tiled_mma, sA, sB, ring = operands
+        mainloop = self._mainloop(tiled_mma, sA, sB, ring, consumer, place)
+        self._consume(mainloop, *parts, (grid, place, consumer))
 
     def _place(self, grid: TaskGrid) -> Place:
         """This CTA's place; ranks in a cluster run along M first, or along K when that is split."""
@@ -211,7 +241,7 @@ class HopperGemm:
     @cute.jit
     def _produce(
         self,
-        loader: TileLoader,
+        loader: Loader,
         ring: StageRing,
         feed: Feed,
         grid: TaskGrid,
@@ -226,8 +256,7 @@ class HopperGemm:
             span = feed.span(position)
             feed.begin()
             for step in cutlass.range(span.k_count, unroll=1):
-                ring.wait_consumed(cursor)
-                loader.load(ring.inputs_arrived + cursor.stage, cursor.stage, span.k_first + step, tile)
+                loader.load(cursor, span.k_first + step, tile)
                 cursor = ring.advanced(cursor)
             position = feed.next(position)
         if cutlass.const_expr(ring.readers > 1):
@@ -235,6 +264,18 @@ class HopperGemm:
             for _ in cutlass.range_constexpr(self.plan.stages):
                 ring.wait_consumed(cursor)
                 cursor = ring.advanced(cursor)
+
+    @cute.jit
+    def _move(self, movers: Movers, ring: StageRing, feed: Feed, grid: TaskGrid) -> None:
+        """Moving warps: every stage of every tile of this worker, as its lines arrive."""
+        tasks = grid.tasks()
+        cursor = ring.start()
+        position = feed.first()
+        while position.task < tasks:
+            for _ in cutlass.range(feed.span(position).k_count, unroll=1):
+                movers.move(cursor)
+                cursor = ring.advanced(cursor)
+            position = feed.next(position)
 
     def _mainloop(
         self, tiled_mma: Any, sA: Any, sB: Any, ring: StageRing, consumer: Int32, place: Place

@@ -4,7 +4,8 @@ The one place for the limits of Hopper kernels: the config is checked here, the 
 the plan that comes out, and the heuristic asks the same function.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from cutegemm.config import GemmConfig, check_one_of
 from cutegemm.epilogue.graph import HALF
@@ -18,10 +19,11 @@ from cutegemm.parts.limits import (
     MIN_STAGES,
     SMEM_BYTES,
     WARPGROUP_THREADS,
-    StorePath,
 )
+from cutegemm.parts.paths import ALIGNED, Paths
 from cutegemm.problem import GemmProblem, dtype_bytes
 
+INPUT_BYTES = 2  # of an element of A or B
 MMA_M = 64  # rows of one WGMMA
 # Registers a consumer thread needs beside its accumulators: addresses, stage state, an output chunk.
 STREAM_BUDGET = 184  # the same where parts of sums are added to the accumulators
@@ -39,11 +41,55 @@ STORE_BUDGET = {
 }
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = {1: 240, 2: 232}  # by number of consumer warpgroups; the sum fits 64 Ki registers
+# The same where a warpgroup more moves lines, and what it takes itself.
+CONSUMER_REGISTERS_BESIDE_MOVERS = {1: 240, 2: 200}
+MOVING_REGISTERS = 72
+ENTRY_REGISTERS_BESIDE_MOVERS = 128  # of a thread of 512, before they are traded
+WIDEST_BESIDE_MOVERS = 192  # columns of a WGMMA; wider ones were seen not to fit those
+LINE_CLASSES = 8  # of an operand whose pitch is no multiple of 16 bytes; see realign.py
+MOVERS = 4  # warps that move its lines
+UNIT = 8  # elements of the 16 bytes TMA moves at least
+REALIGNED_SPAN = 64  # elements of a line that eight of their lanes take at once
+REALIGNED_LINES = 32  # of a tile: four of each class, a warp's
+MAX_BOX = 256  # elements of a TMA box along one mode
+SMEM_UNIT = 128  # bytes: where TMA writes begins on one
 
 TILE_M = (64, 128, 192, 256)
 TILE_K = (64, 128)
 CLUSTER = (1, 2)
 SPLITS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class LineBox:
+    """The lines of one class in a tile: every eighth; see realign.py.
+
+    lines    of the class in a tile
+    length   elements of a line that the tile needs
+    """
+
+    lines: int
+    length: int
+    k_major: bool
+
+    @property
+    def loaded(self) -> int:
+        """Elements loaded for a line, which begins within the first unit and ends within the last."""
+        return self.length + UNIT
+
+    @property
+    def bytes(self) -> int:
+        """Bytes loaded for the class."""
+        return self.lines * self.loaded * INPUT_BYTES
+
+    @property
+    def class_elements(self) -> int:
+        """From one class to the next in the staging buffer."""
+        return -(-self.bytes // SMEM_UNIT) * SMEM_UNIT // INPUT_BYTES
+
+    def modes(self, across: Any, along: Any) -> tuple[Any, Any]:
+        """Something of the mode across lines and something of the one along them, as (rows, K)."""
+        return (across, along) if self.k_major else (along, across)
 
 
 @dataclass(frozen=True)
@@ -53,18 +99,20 @@ class HopperPlan:
     warpgroups_m, warpgroups_n  how the consumers of one tile split it
     teams                       tiles a CTA has in flight: 1 cooperative, 2 ping-pong
     chunks                      (first column, width) of the output pieces a warpgroup stores, in elements
-    b_swizzle_n                 elements of N that decide B's swizzle when B is N-major
+    line_boxes                  of A and of B, where they come by way of the staging buffer
+    stage_bytes                 of A and B in their places, without the staging buffer
     smem_bytes                  dynamic shared memory of a CTA
     streamed                    whether a tile's sum may come in parts from several workers (StreamK)
     """
 
     config: GemmConfig
-    store: StorePath
+    paths: Paths
     splits: int
     warpgroups_m: int
     warpgroups_n: int
     teams: int
     chunks: tuple[tuple[int, int], ...]
+    line_boxes: tuple[LineBox | None, LineBox | None]
     stages: int
     store_stages: int
     stage_bytes: int
@@ -79,8 +127,8 @@ class HopperPlan:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: one producer warpgroup and the consumers."""
-        return WARPGROUP_THREADS * (1 + self.config.consumers)
+        """Threads of a CTA: one producer warpgroup, the consumers, and a warpgroup of movers where needed."""
+        return WARPGROUP_THREADS * (1 + self.config.consumers + (1 if self.staged_bytes else 0))
 
     @property
     def store_steps(self) -> int:
@@ -136,7 +184,39 @@ class HopperPlan:
     @property
     def reading_warps(self) -> int:
         """Warps of a CTA that follow the sequence of its tasks: ping-pong teams follow all of them."""
-        return 1 + 4 * self.config.consumers
+        return 1 + 4 * self.config.consumers + (MOVERS if self.staged_bytes else 0)
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of a stage that come by way of the staging buffer."""
+        return sum(LINE_CLASSES * box.bytes for box in self.line_boxes if box)
+
+    @property
+    def stages_ahead(self) -> int:
+        """Stages that may be under way or waiting: those in the staging buffer count as well."""
+        return self.stages * (2 if self.staged_bytes else 1)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of a stage that movers write where WGMMA reads them."""
+        return sum(LINE_CLASSES * box.lines * box.length * INPUT_BYTES for box in self.line_boxes if box)
+
+    @property
+    def in_place_bytes(self) -> int:
+        """Bytes of a stage that TMA puts in their place."""
+        rows = (self.config.tile_m, self.config.tile_n)
+        in_place = sum(size for size, box in zip(rows, self.line_boxes, strict=True) if not box)
+        return in_place * self.config.tile_k * INPUT_BYTES
+
+    @property
+    def filling_arrivals(self) -> int:
+        """How often those that fill a stage arrive: TMA's issuer for its bytes, the movers for theirs."""
+        return (1 if self.in_place_bytes else 0) + (MOVERS if self.staged_bytes else 0)
+
+    @property
+    def consumer_registers(self) -> int:
+        """Registers of a consumer thread."""
+        return consumer_registers(self.config.consumers, self.staged_bytes > 0)
 
     @property
     def warpgroups_per_tile(self) -> int:
@@ -147,14 +227,13 @@ class HopperPlan:
 def plan(
     config: GemmConfig,
     problem: GemmProblem,
-    store: StorePath = "tma",
+    paths: Paths = ALIGNED,
     splits: int = 1,
     streamed: bool = False,
 ) -> HopperPlan:
     """Checks ``config`` for ``problem`` (as the kernel sees it: already swapped) and works it out.
 
-    store   "tma" through shared memory, or "direct" from registers with a bounds check for each element,
-            for outputs whose lines TMA cannot address
+    paths   how A and B, as the kernel sees them, are loaded and D is stored
     splits  CTAs of a cluster that share one tile's K and reduce their sums in shared memory; with more than
             one, the store is direct
     streamed  whether workers add parts of tiles through global memory (StreamK)
@@ -163,26 +242,30 @@ def plan(
     _check_shape(config, problem)
     if splits > 1:
         _check_split(config, splits)
-        store = "direct"
+        paths = replace(paths, store="direct")
     if problem.epilogue is not None:
         _check_epilogue(problem.epilogue, splits)
     warpgroups_m, warpgroups_n = _split(config)
     _check_tile_n(config, problem, warpgroups_n)
-    store_kind: str = "split" if splits > 1 else store
+    _check_realigned(config, problem, paths, warpgroups_n)
+    store_kind: str = "split" if splits > 1 else paths.store
     if problem.epilogue is not None:
         store_kind = "fused split" if splits > 1 else "fused"
-    _check_registers(config, problem, (warpgroups_m, warpgroups_n), store_kind, streamed)
+    _check_registers(config, problem, (warpgroups_m, warpgroups_n), (store_kind, streamed, paths))
     chunks = output_chunks(config.tile_n // warpgroups_n, problem)
     beside = 4 * config.tile_m * config.tile_n if splits > 1 else 0
     if problem.epilogue is not None and splits == 1:
         columns = sum(dtype_bytes(str(operand.dtype)) for operand in problem.epilogue.columns)
         beside += config.consumers * config.tile_n // warpgroups_n * columns
+    boxes = _line_boxes(config, problem, paths)
+    staged = sum(LINE_CLASSES * box.class_elements * INPUT_BYTES for box in boxes if box)
     # A direct store has no pieces in shared memory, unless they come out of an epilogue.
-    stored = chunks if store == "tma" or (problem.epilogue is not None and splits == 1) else ()
-    stages, store_stages, sizes = _shared_memory(config, problem, stored, beside)
+    stored = chunks if paths.store == "tma" or (problem.epilogue is not None and splits == 1) else ()
+    stages, store_stages, sizes = _shared_memory(config, problem, stored, (beside, staged))
     return HopperPlan(
         config=config.with_(stages=stages, store_stages=store_stages),
-        store=store,
+        paths=paths,
+        line_boxes=boxes,
         splits=splits,
         warpgroups_m=warpgroups_m,
         warpgroups_n=warpgroups_n,
@@ -194,7 +277,7 @@ def plan(
         store_buffer_bytes=sizes[1],
         smem_bytes=BARRIER_BYTES
         + beside
-        + stages * sizes[0]
+        + stages * (sizes[0] + staged)
         + config.consumers * store_stages * (sizes[1] + _companion_bytes(problem, stored)),
         streamed=streamed,
     )
@@ -262,35 +345,47 @@ def _check_shape(config: GemmConfig, problem: GemmProblem) -> None:
         )
 
 
-def accumulator_budget(consumers: int, out_major: str, store_kind: str, streamed: bool = False) -> int:
+def consumer_registers(consumers: int, moving: bool) -> int:
+    """Registers of a consumer thread. moving: whether the CTA has warps that move lines."""
+    return (CONSUMER_REGISTERS_BESIDE_MOVERS if moving else CONSUMER_REGISTERS)[consumers]
+
+
+def accumulator_budget(
+    consumers: int, out_major: str, store_kind: str, streamed: bool = False, moving: bool = False
+) -> int:
     """Accumulator registers a consumer thread may hold without spilling.
 
     consumers   warpgroups among which the CTA's registers are divided
     out_major   contiguous mode of D as the kernel sees it
     store_kind  "tma", "direct", or "split" for a tile whose K is split; "fused", "fused split" with epilogues
     streamed    whether parts of other workers are added to them
+    moving      whether the CTA has warps that move lines
     """
+    lost = CONSUMER_REGISTERS[consumers] - consumer_registers(consumers, moving)
     budget = CONSUMER_REGISTERS[consumers] - REGISTER_RESERVE
     budget = min(budget, STORE_BUDGET.get((store_kind, out_major), budget))
-    return min(budget, STREAM_BUDGET) if streamed else budget
+    budget = min(budget, STREAM_BUDGET) if streamed else budget
+    return budget - lost
 
 
 def _check_registers(
-    config: GemmConfig, problem: GemmProblem, warpgroups: tuple[int, int], store_kind: str, streamed: bool
+    config: GemmConfig, problem: GemmProblem, warpgroups: tuple[int, int], beside: tuple[str, bool, Paths]
 ) -> None:
     """Limits found by compiling the legal space: beyond them the assembler spills."""
     sharing = warpgroups[0] * warpgroups[1]
+    store_kind, streamed, paths = beside
+    moving = "realigned" in (paths.a, paths.b)
     registers = config.tile_m * config.tile_n // (WARPGROUP_THREADS * sharing)
-    budget = accumulator_budget(config.consumers, problem.out_major, store_kind, streamed)
+    budget = accumulator_budget(config.consumers, problem.out_major, store_kind, streamed, moving)
     if registers > budget:
         unit = _tile_n_unit(config, problem, warpgroups[1])
         legal = budget * WARPGROUP_THREADS * sharing // config.tile_m // unit * unit
-        shared = accumulator_budget(2, problem.out_major, store_kind, streamed)
-        beside = f" beside a {store_kind} store to an {problem.out_major}-major D" * (store_kind != "tma")
-        beside += " where StreamK adds the parts of other workers" * streamed
+        shared = accumulator_budget(2, problem.out_major, store_kind, streamed, moving)
+        others = f" beside a {store_kind} store to an {problem.out_major}-major D" * (store_kind != "tma")
+        others += " where StreamK adds the parts of other workers" * streamed
         raise ConfigError(
             f"tile {config.tile_m}x{config.tile_n} with {config.consumers} {config.schedule} consumer(s) "
-            f"needs {registers} accumulator registers a thread, {budget} fit without spilling{beside}; "
+            f"needs {registers} accumulator registers a thread, {budget} fit without spilling{others}; "
             f"the nearest legal tile_n is {legal}"
             + (", or use 2 cooperative consumers" if sharing == 1 and registers // 2 <= shared else "")
         )
@@ -331,6 +426,48 @@ def _check_tile_n(config: GemmConfig, problem: GemmProblem, warpgroups_n: int) -
         check_one_of("tile_n", config.tile_n, legal, f"B {problem.b_major}-major{sharers}")
 
 
+def _line_boxes(
+    config: GemmConfig, problem: GemmProblem, paths: Paths
+) -> tuple[LineBox | None, LineBox | None]:
+    """Those of A and of B; None for an operand TMA puts in its place."""
+
+    def box(path: str, rows: int, k_major: bool) -> LineBox | None:
+        if path != "realigned":
+            return None
+        lines, length = (rows, config.tile_k) if k_major else (config.tile_k, rows)
+        return LineBox(lines // LINE_CLASSES, length, k_major)
+
+    a = box(paths.a, config.tile_m, problem.a_major == "k")
+    return a, box(paths.b, config.tile_n, problem.b_major == "k")
+
+
+def _check_realigned(config: GemmConfig, problem: GemmProblem, paths: Paths, warpgroups_n: int) -> None:
+    if "realigned" not in (paths.a, paths.b):
+        return
+    pitch = "an operand whose lines are not all on 16 bytes"
+    if config.cluster_size > 1:
+        raise ConfigError(
+            f"cluster {config.cluster_m}x{config.cluster_n} with {pitch}: its lines are put in place by the "
+            "CTA that needs them, and not multicast; use a cluster of 1x1"
+        )
+    check_one_of("tile_k", config.tile_k, (REALIGNED_SPAN,), pitch)
+    if config.consumers == 2 and config.tile_n // warpgroups_n > WIDEST_BESIDE_MOVERS:
+        raise ConfigError(
+            f"tile_n={config.tile_n} with {pitch}: the assembler has {ENTRY_REGISTERS_BESIDE_MOVERS} "
+            "registers a thread for a WGMMA beside two consumers and the movers, which is too few for one of "
+            f"{config.tile_n // warpgroups_n} columns; the nearest legal tile_n is "
+            f"{WIDEST_BESIDE_MOVERS * warpgroups_n}, or use 1 consumer"
+        )
+    widest = (MAX_BOX - UNIT) // REALIGNED_SPAN * REALIGNED_SPAN
+    along = tuple(range(REALIGNED_SPAN, widest + 1, REALIGNED_SPAN))
+    if paths.a == "realigned" and problem.a_major != "k":
+        check_one_of("tile_m", config.tile_m, along, f"A m-major, {pitch},")
+    if paths.b == "realigned" and problem.b_major != "k":
+        check_one_of("tile_n", config.tile_n, along, f"B n-major, {pitch},")
+    if paths.b == "realigned" and problem.b_major == "k":
+        check_one_of("tile_n", config.tile_n, tuple(range(REALIGNED_LINES, 257, REALIGNED_LINES)), pitch)
+
+
 def _check_split(config: GemmConfig, splits: int) -> None:
     check_one_of("splits", splits, SPLITS, "a cluster of at most 8 CTAs that halves its work evenly")
     if config.cluster_size > 1:
@@ -346,13 +483,16 @@ def _check_split(config: GemmConfig, splits: int) -> None:
 
 
 def _shared_memory(
-    config: GemmConfig, problem: GemmProblem, chunks: tuple[tuple[int, int], ...], partials: int
+    config: GemmConfig, problem: GemmProblem, chunks: tuple[tuple[int, int], ...], beside: tuple[int, int]
 ) -> tuple[int, int, tuple[int, int]]:
     """(stages, store buffers a warpgroup, (bytes of a stage, bytes of a store buffer)).
 
-    partials: bytes that the partial sums of a split tile, or an epilogue's operands, take beside them.
+    beside: bytes that the partial sums of a split tile, or an epilogue's operands, take, and those of a
+            stage in the staging buffer.
     """
-    stage = (config.tile_m + config.tile_n) * config.tile_k * dtype_bytes(problem.a_dtype)
+    partials, staged = beside
+    placed = (config.tile_m + config.tile_n) * config.tile_k * INPUT_BYTES
+    stage = placed + staged
     buffer = MMA_M * max((width for _, width in chunks), default=0) * dtype_bytes(problem.out_dtype)
     if problem.epilogue is not None:
         buffer = scaled_size(buffer, problem.epilogue.width)
@@ -388,4 +528,4 @@ def _shared_memory(
         # Leftover room goes to the output buffers: the more, the fewer waits between chunks.
         while store_stages < steps and room(store_stages + 1) >= stages:
             store_stages += 1
-    return stages, store_stages, (stage, out_buffer)
+    return stages, store_stages, (placed, out_buffer)

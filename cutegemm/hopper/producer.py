@@ -1,7 +1,11 @@
-"""The TMA producer: brings one stage of A and B from global to shared memory."""
+"""The TMA producer: brings one stage of A and B from global to shared memory.
+
+An operand TMA can address lands in its place at once. One whose pitch is no multiple of 16 bytes comes by
+way of a staging buffer (realign.py), and the loader has a second ring to fill.
+"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import cutlass
 import cutlass.cute as cute
@@ -9,68 +13,125 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
 from cutegemm.hopper.layouts import Layouts
-from cutegemm.hopper.plan import HopperPlan
+from cutegemm.hopper.plan import HopperPlan, LineBox
+from cutegemm.hopper.realign import LineLoader, LineLoads, Staging, make_line_loads
+from cutegemm.parts.grid import Place
+from cutegemm.parts.ring import StageCursor, StageRing
+
+Tile: TypeAlias = tuple[Int32, Int32, Int32]  # (m, n, l)
+
+
+@dataclass(frozen=True)
+class TileLoads:
+    """Host-made: the TMA descriptor of an operand that is loaded in place.
+
+    mX       TMA coordinates (rows, K, L)
+    shape    (rows, tile_k) of the operand's part of a tile
+    sharers  CTAs of a cluster that load a slice of it each, and multicast it to one another
+    """
+
+    atom: cute.CopyAtom
+    mX: cute.Tensor
+    shape: cutlass.Constexpr[tuple[int, int]]
+    sharers: cutlass.Constexpr[int]
+
+    def prefetch(self) -> None:
+        """Fetches the descriptor, so that the first load does not wait for it."""
+        cpasync.prefetch_descriptor(self.atom)
+
+    def slices(self, operand: int, sX: cute.Tensor, share: Int32, mask: Int32) -> "TileSlices":
+        """Device side: one CTA's share of the loads into the stages sX (rows, tile_k, stage)."""
+        gX = cute.local_tile(self.mX, self.shape, (None, None, None))
+        tXsX, tXgX = cpasync.tma_partition(
+            self.atom,
+            share,
+            cute.make_layout(self.sharers),
+            cute.group_modes(sX, 0, 2),
+            cute.group_modes(gX, 0, 2),
+        )
+        return TileSlices(self.atom, tXsX, tXgX, mask, operand)
+
+
+@dataclass(frozen=True)
+class TileSlices:
+    """Device side: tXsX (tma, stage), tXgX (tma, row tile, k tile, l), and the CTAs that get it.
+
+    operand   0 for A, 1 for B: which mode of a Tile counts its rows
+    """
+
+    atom: cute.CopyAtom
+    tXsX: cute.Tensor
+    tXgX: cute.Tensor
+    mask: Int32
+    operand: cutlass.Constexpr[int]
+
+    def load(self, barrier: cute.Pointer, stage: Int32, k_tile: Int32, tile: Tile) -> None:
+        """Starts the load of one stage; its bytes count on ``barrier``."""
+        cute.copy(
+            self.atom,
+            self.tXgX[None, tile[self.operand], k_tile, tile[2]],
+            self.tXsX[None, stage],
+            tma_bar_ptr=barrier,
+            mcast_mask=self.mask,
+        )
 
 
 @dataclass(frozen=True)
 class TmaProducer:
-    """TMA descriptors of A and B and the coordinates they are loaded by.
+    """Host-made: how A and B are loaded."""
 
-    mA_mkl, mB_nkl are TMA coordinate tensors (M, K, L) and (N, K, L). With clusters each CTA loads
-    a slice of the tile it shares and multicasts it to the CTAs beside it.
-    """
-
-    atom_a: cute.CopyAtom
-    mA_mkl: cute.Tensor
-    atom_b: cute.CopyAtom
-    mB_nkl: cute.Tensor
+    a: TileLoads | LineLoads
+    b: TileLoads | LineLoads
 
     def prefetch(self) -> None:
-        """Fetches both descriptors, so that the first load does not wait for them."""
-        cpasync.prefetch_descriptor(self.atom_a)
-        cpasync.prefetch_descriptor(self.atom_b)
+        """Fetches the descriptors."""
+        self.a.prefetch()
+        self.b.prefetch()
 
 
 @dataclass(frozen=True)
-class TileLoader:
-    """The producer's view of one CTA: shared-memory stages and the global tiles that fill them.
+class PlaceLoader:
+    """The producer's view of one CTA: loads into the operands' places."""
 
-    tAsA (tma, stage), tAgA (tma, tile_m, tile_k, l) and the same for B.
-    """
-
-    producer: TmaProducer
-    tAsA: cute.Tensor
-    tAgA: cute.Tensor
-    tBsB: cute.Tensor
-    tBgB: cute.Tensor
-    mask_a: Int32
-    mask_b: Int32
+    ring: StageRing
+    operands: tuple[TileSlices, ...]
     stage_bytes: cutlass.Constexpr[int]
 
-    def load(
-        self, barrier: cute.Pointer, stage: Int32, k_tile: Int32, tile: tuple[Int32, Int32, Int32]
-    ) -> None:
-        """Starts the loads of one stage and announces their bytes on ``barrier``.
+    def load(self, cursor: StageCursor, k_tile: Int32, tile: Tile) -> None:
+        """Once the stage is free: announces its bytes and starts its loads.
 
         The announced bytes are those of the whole stage: a multicast peer's slices count here too.
         """
-        m, n, l = tile  # noqa: E741
+        self.ring.wait_consumed(cursor)
+        barrier = self.ring.inputs_arrived + cursor.stage
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.stage_bytes)
-        cute.copy(
-            self.producer.atom_a,
-            self.tAgA[None, m, k_tile, l],
-            self.tAsA[None, stage],
-            tma_bar_ptr=barrier,
-            mcast_mask=self.mask_a,
-        )
-        cute.copy(
-            self.producer.atom_b,
-            self.tBgB[None, n, k_tile, l],
-            self.tBsB[None, stage],
-            tma_bar_ptr=barrier,
-            mcast_mask=self.mask_b,
-        )
+        for operand in self.operands:
+            operand.load(barrier, cursor.stage, k_tile, tile)
+
+
+@dataclass(frozen=True)
+class StagingLoader:
+    """Loads into the staging buffer, and then those of the other operand, if it goes to its place."""
+
+    staging: Staging
+    operands: tuple[LineLoader, ...]
+    staged_bytes: cutlass.Constexpr[int]
+    others: PlaceLoader | None
+
+    def load(self, cursor: StageCursor, k_tile: Int32, tile: Tile) -> None:
+        """See PlaceLoader.load; what has the longer way to go starts first."""
+        self.staging.wait_taken(cursor)
+        barrier = self.staging.lines_arrived + cursor.stage
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.staged_bytes)
+        for operand in self.operands:
+            operand.load(barrier, cursor.stage, k_tile, tile)
+        if self.others is not None:
+            self.others.load(cursor, k_tile, tile)
+
+
+Loader: TypeAlias = PlaceLoader | StagingLoader
 
 
 def make_producer(
@@ -78,42 +139,59 @@ def make_producer(
 ) -> TmaProducer:
     """Host side: the TMA descriptors of A and B."""
     config = plan.config
+    a_box, b_box = plan.line_boxes
     # A is shared along N (same rows), B along M (same columns).
-    atom_a, tma_a = _load_atom(mA_mkl, layouts.a_stage, (config.tile_m, config.tile_k), config.cluster_n)
-    atom_b, tma_b = _load_atom(mB_nkl, layouts.b_stage, (config.tile_n, config.tile_k), config.cluster_m)
-    return TmaProducer(atom_a, tma_a, atom_b, tma_b)
+    return TmaProducer(
+        _loads(mA_mkl, a_box, layouts.a_stage, (config.tile_m, config.tile_k), config.cluster_n),
+        _loads(mB_nkl, b_box, layouts.b_stage, (config.tile_n, config.tile_k), config.cluster_m),
+    )
+
+
+def _loads(
+    mX: cute.Tensor, box: LineBox | None, stage: Any, shape: tuple[int, int], sharers: int
+) -> TileLoads | LineLoads:
+    if box is not None:
+        return make_line_loads(mX, box)
+    op = cpasync.CopyBulkTensorTileG2SOp() if sharers == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
+    atom, coordinates = cpasync.make_tiled_tma_atom(op, mX, stage, shape, num_multicast=sharers)
+    return TileLoads(atom, coordinates, shape, sharers)
 
 
 def make_loader(
     producer: TmaProducer,
-    sA: cute.Tensor,
-    sB: cute.Tensor,
+    ring: StageRing,
+    staging: Staging | None,
+    places: tuple[cute.Tensor, cute.Tensor],
     plan: HopperPlan,
-    cta_m: Int32,
-    cta_n: Int32,
-) -> TileLoader:
-    """Device side: partitions the stages and the global tiles for this CTA's share of the loads."""
+    place: Place,
+) -> Loader:
+    """Device side: partitions the stages and the global tiles for this CTA's share of the loads.
+
+    staging   None where both operands go to their places
+    places    the stages of A and of B, (rows, tile_k, stage)
+    """
     config = plan.config
-    gA_mkl = cute.local_tile(producer.mA_mkl, (config.tile_m, config.tile_k), (None, None, None))
-    gB_nkl = cute.local_tile(producer.mB_nkl, (config.tile_n, config.tile_k), (None, None, None))
-    tAsA, tAgA = cpasync.tma_partition(
-        producer.atom_a,
-        cta_n,
-        cute.make_layout(config.cluster_n),
-        cute.group_modes(sA, 0, 2),
-        cute.group_modes(gA_mkl, 0, 2),
-    )
-    tBsB, tBgB = cpasync.tma_partition(
-        producer.atom_b,
-        cta_m,
-        cute.make_layout(config.cluster_m),
-        cute.group_modes(sB, 0, 2),
-        cute.group_modes(gB_nkl, 0, 2),
-    )
     # Ranks run along M first. A goes to the CTAs of this row of the cluster, B to those of this column.
-    mask_a = _multicast_mask(config.cluster_n, config.cluster_m, cta_m)
-    mask_b = _multicast_mask(config.cluster_m, 1, cta_n * config.cluster_m)
-    return TileLoader(producer, tAsA, tAgA, tBsB, tBgB, mask_a, mask_b, plan.stage_bytes)
+    shares = (place.cta_n, place.cta_m)
+    masks = (
+        _multicast_mask(config.cluster_n, config.cluster_m, place.cta_m),
+        _multicast_mask(config.cluster_m, 1, place.cta_n * config.cluster_m),
+    )
+    both = (producer.a, producer.b)
+    in_place = tuple(
+        loads.slices(operand, places[operand], shares[operand], masks[operand])
+        for operand, loads in enumerate(both)
+        if isinstance(loads, TileLoads)
+    )
+    others = PlaceLoader(ring, in_place, plan.in_place_bytes)
+    if staging is None:
+        return others
+    staged = tuple(
+        LineLoader(loads, staging.buffers[operand], plan.stages, operand)
+        for operand, loads in enumerate(both)
+        if isinstance(loads, LineLoads)
+    )
+    return StagingLoader(staging, staged, plan.staged_bytes, others if in_place else None)
 
 
 def _multicast_mask(count: int, step: int, first: Int32) -> Int32:
@@ -122,8 +200,3 @@ def _multicast_mask(count: int, step: int, first: Int32) -> Int32:
         return Int32(0)
     bits = sum(1 << (i * step) for i in range(count))
     return Int32(bits) << first
-
-
-def _load_atom(tensor: cute.Tensor, stage: Any, tile: tuple[int, int], multicast: int) -> Any:
-    op = cpasync.CopyBulkTensorTileG2SOp() if multicast == 1 else cpasync.CopyBulkTensorTileG2SMulticastOp()
-    return cpasync.make_tiled_tma_atom(op, tensor, stage, tile, num_multicast=multicast)

@@ -536,7 +536,7 @@ def make_staged_store(
         all_tensors.append(tuple(tensors))
     outs = []
     for output in epilogue.stored:
-        matrix, by_tma = mD_mnl, plan.store == "tma"
+        matrix, by_tma = mD_mnl, plan.paths.store == "tma"
         if output.name is not None:
             matrix = _kernel_matrix(epilogue, matrices.outputs[epilogue.further.index(output)], problem)
             by_tma = output.name not in epilogue.direct

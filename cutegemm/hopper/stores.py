@@ -29,6 +29,6 @@ def make_store(mD_mnl: cute.Tensor, plan: HopperPlan, problem: GemmProblem, extr
         return make_staged_store(mD_mnl, plan, problem, matrices)
     return (
         DirectStore(mD_mnl, plan, problem)
-        if plan.store == "direct"
+        if plan.paths.store == "direct"
         else make_tma_store(mD_mnl, plan, problem)
     )

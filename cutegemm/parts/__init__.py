@@ -1,6 +1,7 @@
 """What the kernels of all architectures are made of; each is put together in a package of its own.
 
     limits.py    numbers that hold everywhere
+    paths.py     how operands get into shared memory and results out of it
     plan.py      what every kernel's plan says to the outside
     tensors.py   the operands: dtypes, the symbolic ones a kernel is traced with, how the kernel sees them
     host.py      what the compiled host code checks before it launches
@@ -10,5 +11,5 @@
     meeting.py   where a cluster's warps wait for each other
     squares.py   elements of accumulators to global memory, one by one
 
-Nothing here knows torch. Every module but limits.py and plan.py imports the compiler.
+Nothing here knows torch. Every module but limits.py, paths.py and plan.py imports the compiler.
 """

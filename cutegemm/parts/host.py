@@ -4,7 +4,7 @@ What the call wrapper around it has checked already: dtypes, ranks, that M, N, K
 tensors, unit strides, alignment of addresses and strides, one CUDA device.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -12,6 +12,7 @@ from cutlass import Boolean, Int32, Int64
 
 from cutegemm.callrecord import CallRecord, Outcome
 from cutegemm.parts.limits import TMA_ALIGNMENT
+from cutegemm.parts.paths import LoadPath
 from cutegemm.parts.plan import KernelPlan
 
 
@@ -67,8 +68,17 @@ def refusal(
             overlap = overlap | (_meet(d, extra) & (d.iterator.toint() != extra.iterator.toint()))
     overlap = overlap & (record.disjoint == 0)
     outcome = cutlass.select_(overlap, Int32(Outcome.MAY_OVERLAP), Int32(Outcome.LAUNCHED))
-    if plan.store == "direct" and plan.splits == 1:
-        outcome = cutlass.select_(_tma_could_store(d), Int32(Outcome.TMA_COULD_STORE), outcome)
+    paths = plan.paths.swapped() if plan.config.swap_ab else plan.paths
+    if plan.splits > 1:
+        paths = replace(paths, store="tma")  # a split tile has one store, whatever D's alignment
+    better = _better_way(a, paths.a) | _better_way(b, paths.b)
+    if paths.store == "direct":
+        better = better | (
+            _whole_start(d)
+            & _whole_pitches(d)
+            & _whole_units(d, Int64(d.shape[_contiguous_and_pitched(d)[0]]))
+        )
+    outcome = cutlass.select_(better, Int32(Outcome.OTHER_PATHS), outcome)
     return cutlass.select_(sizes_differ, Int32(Outcome.OTHER_SIZES), outcome)
 
 
@@ -96,19 +106,29 @@ def _meet(one: cute.Tensor, two: cute.Tensor) -> Boolean:
     return (one_first < two_end) & (two_first < one_end)
 
 
-def _tma_could_store(d: cute.Tensor) -> Boolean:
-    """Whether the output's address, pitches and lines are whole units of TMA's 16 bytes."""
-    element = d.element_type.width // 8
-    contiguous, pitched = _contiguous_and_pitched(d)
+def _better_way(operand: cute.Tensor, path: LoadPath) -> Boolean:
+    """Whether an operand is aligned better than the path it was to take asks for."""
+    if path == "realigned":
+        return _whole_start(operand) & _whole_pitches(operand)
+    return Boolean(False)
 
-    def whole(elements: Int64) -> Boolean:
-        return elements * element % TMA_ALIGNMENT == 0
 
-    could = (d.iterator.toint() % TMA_ALIGNMENT == 0) & whole(Int64(d.shape[contiguous]))
-    could = could & ((d.shape[pitched] == 1) | whole(Int64(d.stride[pitched])))
-    if len(d.shape) == 3:
-        could = could & ((d.shape[0] == 1) | whole(Int64(d.stride[0])))
-    return could
+def _whole_units(tensor: cute.Tensor, elements: Int64) -> Boolean:
+    """Whether that many elements are whole units of TMA's 16 bytes."""
+    return elements * (tensor.element_type.width // 8) % TMA_ALIGNMENT == 0
+
+
+def _whole_start(tensor: cute.Tensor) -> Boolean:
+    return tensor.iterator.toint() % TMA_ALIGNMENT == 0
+
+
+def _whole_pitches(tensor: cute.Tensor) -> Boolean:
+    """Whether lines, and the matrices of a batch, are whole units apart."""
+    _, pitched = _contiguous_and_pitched(tensor)
+    whole = (tensor.shape[pitched] == 1) | _whole_units(tensor, Int64(tensor.stride[pitched]))
+    if len(tensor.shape) == 3:
+        whole = whole & ((tensor.shape[0] == 1) | _whole_units(tensor, Int64(tensor.stride[0])))
+    return whole
 
 
 def _contiguous_and_pitched(d: cute.Tensor) -> tuple[int, int]:

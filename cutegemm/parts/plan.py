@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from cutegemm.config import GemmConfig
-from cutegemm.parts.limits import StorePath
+from cutegemm.parts.paths import Paths
 from cutegemm.scheduler import Dynamic, TileScheduler
 
 
@@ -15,8 +15,8 @@ class KernelPlan(Protocol):
         """With stages and store buffers filled in."""
 
     @property
-    def store(self) -> StorePath:
-        """How results reach global memory."""
+    def paths(self) -> Paths:
+        """How the kernel sees its operands loaded and its results stored."""
 
     @property
     def splits(self) -> int:

@@ -43,10 +43,13 @@ class StageRing:
     # CTAs whose consumers read what this CTA loads, itself included: arrivals come from all of them.
     readers: cutlass.Constexpr[int]
 
-    def init(self, consumer_warps: int) -> None:
-        """Sets the arrival counts; one thread of the CTA calls this before anyone waits."""
+    def init(self, consumer_warps: int, arrivals: int = 1) -> None:
+        """Sets the arrival counts; one thread of the CTA calls this before anyone waits.
+
+        arrivals: what fills a stage arrives so often, beside the bytes that TMA counts
+        """
         for stage in range(self.stages):  # unrolled: not a traced function
-            cute.arch.mbarrier_init(self.inputs_arrived + stage, 1)
+            cute.arch.mbarrier_init(self.inputs_arrived + stage, arrivals)
             cute.arch.mbarrier_init(self.inputs_consumed + stage, consumer_warps * self.readers)
 
     def start(self) -> StageCursor:

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 
 from cutegemm import heuristic
+from cutegemm.alignment import expected_paths
 from cutegemm.config import GemmConfig
 from cutegemm.hardware import Gpu
 from cutegemm.heuristic import Estimate
 from cutegemm.kernels import Choice, default_scheduler
-from cutegemm.operands import store_path
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import GroupedM, GroupedN, TileScheduler
 
@@ -45,15 +45,15 @@ def candidates(
     scheduler  the one all of them have; None: each has the one that suits it, K split or not, and a few are
                tried in another order
     """
-    store = store_path(problem, (problem.l, problem.m, problem.n, problem.k), None)
+    paths = expected_paths(problem)
     splits = heuristic.SPLITS if scheduler is None else (scheduler.splits,)
-    estimates = list(heuristic.ranked(problem, gpu, top, store, splits))
+    estimates = list(heuristic.ranked(problem, gpu, top, paths, splits))
     limit = POSSIBLE * estimates[0].total
     for ways in splits:
-        more = heuristic.ranked(problem, gpu, PER_SPLIT, store, (ways,))
+        more = heuristic.ranked(problem, gpu, PER_SPLIT, paths, (ways,))
         estimates += [estimate for estimate in more if estimate.total <= limit and estimate not in estimates]
     found = [_candidate(estimate, problem, gpu, scheduler) for estimate in estimates]
-    found = [one for one in found if Choice(one.config, one.scheduler, store, gpu.target).is_legal(problem)]
+    found = [one for one in found if Choice(one.config, one.scheduler, paths, gpu.target).is_legal(problem)]
     if scheduler is None:
         found += _reordered(found)
     return found
