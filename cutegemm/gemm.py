@@ -13,7 +13,14 @@ from cutegemm.alignment import expected_paths, one_at_a_time, paths_of
 from cutegemm.artifact import Artifact, Resources
 from cutegemm.callrecord import CallRecord, Outcome, OutcomeWord
 from cutegemm.config import GemmConfig
-from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, TargetError
+from cutegemm.errors import (
+    ConfigError,
+    CutegemmError,
+    DeviceError,
+    OperandTypeError,
+    ProblemError,
+    TargetError,
+)
 from cutegemm.hardware import Gpu, current_gpu, gpu_by_name
 from cutegemm.kernels import Choice, Kernels
 from cutegemm.operands import check_call, check_grad, operand_rules, read_sizes
@@ -246,8 +253,19 @@ class Gemm:
         """Tile order and assignment used; where not given, chosen with the configuration."""
         return self._choice().scheduler
 
-    def _choice(self) -> Choice:
-        return self._kernels.choice(self.problem, self._gpu(), self._paths)
+    def _choice(self, gpu: Gpu | None = None) -> Choice:
+        """The kernel for dense operands; where there is none, that for padded ones, which a call may have.
+
+        Raises ProblemError, ConfigError.
+        """
+        gpu = gpu or self._gpu()
+        padded = replace(self._paths, a="tma", b="tma")
+        try:
+            return self._kernels.choice(self.problem, gpu, self._paths)
+        except (ConfigError, ProblemError):
+            if self._paths == padded:
+                raise
+        return self._kernels.choice(self.problem, gpu, padded)
 
     def prepare(self) -> "Gemm":
         """Imports the kernel compiler now if ``config``'s kernel is not in the cache. Returns self.
@@ -297,7 +315,7 @@ class Gemm:
         if model.target != self.target:
             raise TargetError(f"{model.name} runs {model.target} kernels, this is one for {self.target}")
         given = self._kernels.config
-        choice = self._kernels.choice(self.problem, model, self._paths)
+        choice = self._choice(model)
         splits = heuristic.SPLITS if self._kernels.scheduler is None else (choice.scheduler.splits,)
         sizes = (self.problem.l, self.problem.m, self.problem.n, self.problem.k)
         lines = [
@@ -308,7 +326,7 @@ class Gemm:
         if given is not None:
             cost = heuristic.estimate(choice.plan(self.problem), self.problem, model)
             lines += [_explained(cost), f"configuration given, not chosen: {choice.config}; candidates:"]
-        lines += map(_explained, heuristic.ranked(self.problem, model, count, self._paths, splits))
+        lines += map(_explained, heuristic.ranked(self.problem, model, count, choice.paths, splits))
         return "\n".join((*lines, _EXPLAIN_LEGEND))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -4,6 +4,9 @@ import pytest
 import torch
 from gpu_stand_ins import gemm_on_torch, on_gpu, zeros
 
+import cutegemm
+from cutegemm import GemmConfig
+from cutegemm.errors import CutegemmError
 from cutegemm.parts.paths import LoadPath, Paths
 
 BF16 = torch.bfloat16
@@ -87,3 +90,26 @@ def test_out_that_tma_cannot_store_takes_the_direct_store(monkeypatch: pytest.Mo
     wide(A, B, out=zeros(16, 26, dtype=torch.float32)[:, :24])
     wide(A, B, out=zeros(16, 28, dtype=torch.float32)[:, :24])
     assert [call[-1].store for call in prepared] == ["direct", "tma"]
+
+
+@pytest.mark.parametrize(
+    ("target", "config"),
+    [
+        ("sm_90a", GemmConfig(64, 64, cluster_m=2, consumers=1)),
+        ("sm_90a", GemmConfig(64, 64, 128, consumers=1)),
+        ("sm_100a", GemmConfig(64, 64)),
+        ("sm_100a", None),
+    ],
+    ids=str,
+)
+def test_a_kernel_for_aligned_operands_takes_padded_ones_of_any_size(
+    target: str, config: GemmConfig | None
+) -> None:
+    gemm = cutegemm.compile((70, 72, 69), "bfloat16", config=config, target=target)
+    assert "70x72x69" in gemm.explain()
+    a, b = torch.randn(70, 72, dtype=BF16)[:, :69], torch.randn(72, 72, dtype=BF16)[:, :69].t()
+    found = gemm.emulate(a, b).out
+    assert found is not None
+    assert torch.allclose(found.float(), a.float() @ b.float(), rtol=2**-7, atol=1e-2)
+    with pytest.raises(CutegemmError, match="16 bytes"):
+        gemm.emulate(a.contiguous(), b)

@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -29,9 +29,9 @@ from cutegemm import GemmConfig, cli
 from cutegemm.errors import ConfigError, DeviceError
 from cutegemm.fuzz import campaign, command
 from cutegemm.fuzz.campaign import Plan, run
-from cutegemm.fuzz.case import Case, parse_case
+from cutegemm.fuzz.case import Case, Strided, parse_case
 from cutegemm.fuzz.drawing import GPU, Limits
-from cutegemm.fuzz.product import EmulatedProduct, GpuProduct
+from cutegemm.fuzz.product import EmulatedProduct, GpuProduct, Ways
 from cutegemm.fuzz.report import reproducer
 from cutegemm.fuzz.tally import Tally
 from cutegemm.fuzz.trial import Trial, Verdict
@@ -135,14 +135,30 @@ def test_refusals_count_apart_where_they_are_allowed(tried: list[Case]) -> None:
     assert all("a starts" in message for message in tally.messages)
 
 
-def test_an_illegal_configuration_is_refused_rightly() -> None:
-    class Picky(TorchProduct):
-        def run(self, *arguments: object) -> torch.Tensor:
-            raise ConfigError("no such kernel")
+@dataclass(frozen=True)
+class Picky(TorchProduct):
+    """Has no kernel, and says so or should not."""
 
-    config = GemmConfig(64, 64)
-    assert Trial(Case(8, 8, 8, config=config), Picky()).verdict().kind == "refused"
-    assert Trial(Case(8, 8, 8), Picky()).verdict().kind == "error"
+    exist: bool = False
+
+    def run(self, *_: object) -> torch.Tensor:
+        raise ConfigError("no such kernel")
+
+    def ways(self, *_: object) -> Ways:
+        return Ways("tma", "tma", "direct", exist=self.exist)
+
+
+def test_a_configuration_without_a_kernel_is_refused_rightly() -> None:
+    assert Trial(Case(8, 8, 8), Picky()).verdict().kind == "refused"
+    assert Trial(Case(8, 8, 8), Picky(exist=True)).verdict().kind == "error"
+
+
+def test_a_configuration_may_have_no_kernel_for_every_layout() -> None:
+    case = Case(8, 8, 8, config=GemmConfig(64, 64, cluster_m=2), call="known")
+    product = EmulatedProduct("sm_90a")
+    assert Trial(case, product).verdict().kind == "right"
+    verdict = Trial(replace(case, a=Strided((9, 1))), product).verdict()
+    assert (verdict.kind, verdict.ways) == ("refused", Ways("realigned", "tma", "tma", exist=False))
 
 
 # --- seeds -------------------------------------------------------------------------------------------------

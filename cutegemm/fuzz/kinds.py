@@ -32,15 +32,17 @@ from cutegemm.scheduler import (
 from cutegemm.targets import check_scheduler
 
 HEURISTIC = 0.25  # of the kinds leave the configuration to the library
+ANYWHERE = 0.6  # of the configurations have kernels for A and B wherever they lie, where the target has such
 DEFAULT_SCHEDULER = 0.3  # leave the scheduler to it
 ATTEMPTS = 2000  # to find a legal configuration: there are some thousand for every kind
-
 
 # Of every target's kernels; what one of them does not have is not legal there.
 TILES_M = (64, 128, 192, 256)
 TILES_N = (8, 16, 24, 32, 40, 64, 72, 96, 128, 176, 192, 256)
 TILES_K = (64, 128)
 CLUSTERS_M, CLUSTERS_N = (1, 1, 2, 4), (1, 1, 2)
+ALIGNED_LOADS: tuple[LoadPath, ...] = ("tma",)
+ALL_LOADS: tuple[LoadPath, ...] = get_args(LoadPath)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Kind:
 
 
 def random_kind(seed: int, target: str) -> Kind:
-    """The kind of a seed, legal however D is aligned; see takes_any_alignment for A and B."""
+    """The kind of a seed, legal however D lies; see takes_any_alignment for A and B."""
     chance = random.Random(seed)
     kind = Kind(
         chance.choice(INPUT_DTYPES),
@@ -82,27 +84,32 @@ def random_kind(seed: int, target: str) -> Kind:
     )
     if chance.random() < HEURISTIC:
         return kind
+    anywhere = chance.random() < ANYWHERE and takes_any_alignment(kind)
     for _ in range(ATTEMPTS):
         configured = replace(kind, config=_random_config(chance, target))
-        if configured.config is not None and is_legal(configured):
+        if configured.config is not None and is_legal(configured, ALL_LOADS if anywhere else ALIGNED_LOADS):
             return configured
     return kind
 
 
-def is_legal(kind: Kind, loads: tuple[LoadPath, ...] = ("tma",)) -> bool:
-    """Whether there are kernels of a kind for every way to store D and these to load A and B."""
+def has_kernel(kind: Kind, paths: Paths) -> bool:
+    """Whether the kind's configuration has a kernel for these paths; the heuristic has one for all."""
     if kind.config is None:
         return True
-    scheduler = kind.scheduler or TileScheduler()
+    choice = Choice(kind.config, kind.scheduler or TileScheduler(), paths, kind.target)
+    return choice.is_legal(kind.problem)
+
+
+def is_legal(kind: Kind, loads: tuple[LoadPath, ...] = ALIGNED_LOADS) -> bool:
+    """Whether there are kernels of a kind for every way to store D and these to load A and B."""
     return all(
-        Choice(kind.config, scheduler, Paths(*ways), kind.target).is_legal(kind.problem)
-        for ways in itertools.product(loads, loads, get_args(StorePath))
+        has_kernel(kind, Paths(*ways)) for ways in itertools.product(loads, loads, get_args(StorePath))
     )
 
 
 def takes_any_alignment(kind: Kind) -> bool:
     """Whether there are kernels of a kind for A and B wherever they lie."""
-    return kind.target == "sm_90a" and is_legal(kind, get_args(LoadPath))
+    return kind.target == "sm_90a" and is_legal(kind, ALL_LOADS)
 
 
 def _random_config(chance: random.Random, target: str) -> GemmConfig | None:

@@ -11,6 +11,7 @@ import cutegemm
 from cutegemm.alignment import one_at_a_time, paths_of
 from cutegemm.bench.gpu import DeviceLostError
 from cutegemm.fuzz.case import Case
+from cutegemm.fuzz.kinds import Kind, has_kernel
 from cutegemm.gemm import Gemm
 from cutegemm.operands import operand_rules
 
@@ -23,12 +24,14 @@ class Ways:
 
     a, b      how A and B are loaded; d: how D is stored; "copied" for a tensor that is copied first
     singly    whether the products of a batch are launched one by one
+    exist     whether the configuration that the case asks for, if any, has a kernel for them
     """
 
     a: str = ""
     b: str = ""
     d: str = ""
     singly: bool = False
+    exist: bool = True
 
 
 NOT_LAUNCHED = Ways()
@@ -51,7 +54,7 @@ class Product(Protocol):
         """The product, finished; ``turn`` counts the times that the same operands were passed before."""
 
     def ways(self, case: Case, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> Ways:
-        """How its operands travel. Raises what ``run`` raises."""
+        """How its operands travel."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class GpuProduct:
 
     def ways(self, case: Case, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> Ways:
         """See Product."""
-        return _ways(case, gemm_of(case, self.target), a, b, out)
+        return ways_of(case, self.target, a, b, out)
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class EmulatedProduct:
 
     def ways(self, case: Case, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> Ways:
         """See Product."""
-        return _ways(case, gemm_of(case, self.target), a, b, out)
+        return ways_of(case, self.target, a, b, out)
 
 
 def is_lost(error: BaseException) -> bool:
@@ -140,17 +143,16 @@ def _computation(case: Case, target: str) -> Callable[..., torch.Tensor]:
     return cutegemm.matmul if case.call == "matmul" else gemm_of(case, target)
 
 
-def _ways(case: Case, gemm: Gemm, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> Ways:
+def ways_of(case: Case, target: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> Ways:
     """Asked of the library, where it decides."""
-    a_rule, b_rule, _ = operand_rules(gemm.problem, a.device.type)
-    paths = paths_of(gemm.problem, case.sizes, a, b, out)
-    of_a: str = paths.a if a_rule.is_contiguous(a) else "copied"
-    of_b: str = paths.b if b_rule.is_contiguous(b) else "copied"
-    if gemm.problem.batched and one_at_a_time(gemm.problem, a, b):
-        of_a, of_b = f"{of_a} singly", f"{of_b} singly"
-    return Ways(of_a, of_b, _store_of(case, paths.store))
-
-
-def _store_of(case: Case, store: str) -> str:
-    """Where CTAs share a tile's K there is but one way to store."""
-    return "split" if case.scheduler is not None and case.scheduler.splits > 1 else store
+    batched = case.l is not None
+    kind = Kind(case.dtype, case.out_dtype, case.majors, batched, case.config, case.scheduler, target)
+    problem = kind.problem
+    paths = paths_of(problem, case.sizes, a, b, out)
+    split = case.scheduler is not None and case.scheduler.splits > 1
+    ways = (paths.a, paths.b, "split" if split else paths.store)
+    of_a, of_b, of_d = (
+        way if tensor is None or rule.is_contiguous(tensor) else "copied"
+        for way, rule, tensor in zip(ways, operand_rules(problem, a.device.type), (a, b, out), strict=True)
+    )
+    return Ways(of_a, of_b, of_d, batched and one_at_a_time(problem, a, b), has_kernel(kind, paths))

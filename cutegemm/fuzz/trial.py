@@ -87,7 +87,7 @@ class Trial:
             except EmulationError as error:
                 kind, message = "fault", f"{type(error).__name__}: {error}"
             except CutegemmError as error:
-                kind = REFUSED if self.refusals or _is_right(error, self.case) else "error"
+                kind = REFUSED if self.refusals or _is_right(error, ways) else "error"
                 message = f"{type(error).__name__}: {error}"
             except Exception as error:
                 if is_lost(error):
@@ -96,10 +96,9 @@ class Trial:
         return Verdict(kind, message, ways)
 
 
-def _is_right(error: CutegemmError, case: Case) -> bool:
-    """Whether an error is the right answer: a configuration asked for may not exist for every way to load and
-    store."""
-    return isinstance(error, ConfigError) and case.config is not None
+def _is_right(error: CutegemmError, ways: Ways) -> bool:
+    """Whether an error is the right answer: a configuration may have no kernel for the way operands lie."""
+    return isinstance(error, ConfigError) and not ways.exist
 
 
 @dataclass
