@@ -277,11 +277,12 @@ def test_what_is_no_wish(words: str, capsys: pytest.CaptureFixture[str]) -> None
 # --- the library -------------------------------------------------------------------------------------------
 
 
-def test_the_library_is_right_on_the_emulator() -> None:
+@pytest.mark.parametrize(("target", "cases"), [("sm_90a", 60), ("sm_100a", 20)])
+def test_the_library_is_right_on_the_emulator(target: str, cases: int) -> None:
     """A few dozens of cases; the fuzzer draws others on every run."""
-    tally = run(Plan(fresh_seed(), EmulatedProduct("sm_90a"), SMALL, cases=60, refusals=True), Tally())
+    tally = run(Plan(fresh_seed(), EmulatedProduct(target), SMALL, cases=cases), Tally())
     assert not tally.findings, tally.findings
-    assert tally.cases == 60
+    assert tally.cases == cases
 
 
 @pytest.mark.gpu
