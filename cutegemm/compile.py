@@ -16,8 +16,6 @@ from cutegemm.operands import check_kind, contiguous_mode, strided_tensor
 from cutegemm.problem import DtypeLike, GemmProblem
 from cutegemm.scheduler import TileScheduler
 
-FUSED_TARGETS = ("sm_90a",)  # whose kernels have stores for epilogues
-
 
 def compile(
     shape: Sequence[int | None],
@@ -71,10 +69,6 @@ def compile(
     name = current_target() if target is None else normalise_target(target)
     if name not in BUILT_TARGETS:
         raise TargetError(f"there is no kernel for {name} yet; use one of: {', '.join(BUILT_TARGETS)}")
-    if epilogue is not None and name not in FUSED_TARGETS:
-        raise TargetError(
-            f"epilogues are fused into kernels for {', '.join(FUSED_TARGETS)}, not yet for {name}"
-        )
     dsl_version()
     if config == "autotune":
         if epilogue is not None:

@@ -70,6 +70,7 @@ def check(
     config: GemmConfig | None = SMALL,
     scheduler: TileScheduler | None = None,
     circumstances: Mapping[str, Any] | None = None,
+    target: str = "sm_90a",
     **problem: Any,
 ) -> Emulation:
     """Emulates epilogue(a @ b) of sizes (M, N, K) or (L, M, N, K) and judges every output."""
@@ -79,7 +80,7 @@ def check(
         epilogue=fused,
         config=config,
         scheduler=scheduler,
-        target="sm_90a",
+        target=target,
         **problem,
     )
     lead = sizes[0] if len(sizes) == 4 else None

@@ -18,7 +18,6 @@ from cutegemm.errors import (
     EpilogueError,
     OperandTypeError,
     ProblemError,
-    TargetError,
 )
 from cutegemm.scheduler import TileScheduler
 
@@ -380,9 +379,10 @@ def test_epilogues_that_some_kernels_cannot_have() -> None:
         gemm_of(lambda acc: acc)  # type: ignore[arg-type]
 
 
-def test_targets_whose_kernels_have_no_epilogues() -> None:
-    with pytest.raises(TargetError, match="epilogues are fused into kernels for sm_90a, not yet for sm_100a"):
-        gemm_of(glu, config=None, target="sm_100a")
+def test_reductions_are_refused_where_no_kernel_has_them() -> None:
+    for config in (None, GemmConfig(128, 64)):
+        with pytest.raises(ConfigError, match="reduces rows or columns, which sm_100a kernels do not do"):
+            gemm_of(residual, config=config, target="sm_100a")
 
 
 def test_cpu_tensors_need_the_emulator() -> None:

@@ -8,6 +8,7 @@
     chunks.py     how epilogue warpgroups share a tile
     store.py      results to global memory by TMA
     direct.py     the same element by element, for outputs TMA cannot store
+    fused.py      what an epilogue makes of results on their way
     split.py      the same after adding the sums of CTAs that share a tile's K
     feed.py       whose work is what: tasks handed out by the hardware
     launch_control.py   what asks for them

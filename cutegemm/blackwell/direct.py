@@ -11,17 +11,17 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from cutegemm.blackwell.chunks import ChunkedStore, Member
+from cutegemm.blackwell.fused import FusedSquares, PlainSquares
 from cutegemm.blackwell.results import Result, first_place, piece_squares
 from cutegemm.parts.ring import StageCursor
-from cutegemm.parts.squares import SquareWriter
-from cutegemm.parts.tensors import CUTE_DTYPES
 
 
 @dataclass(frozen=True)
 class DirectStore(ChunkedStore):
-    """Chunks straight from registers. mD_mnl is the output itself, (M, N, L)."""
+    """Chunks straight from registers. mD_mnl is the output itself, (M, N, L); squares: see fused.py."""
 
     mD_mnl: cute.Tensor
+    squares: PlainSquares | FusedSquares
 
     def prefetch(self) -> None:
         """See TmaStore.prefetch: nothing to fetch."""
@@ -40,16 +40,11 @@ class DirectStore(ChunkedStore):
 
     def _chunk(self, result: Result, buffers: None, member: Member, piece: tuple) -> None:
         """See ChunkedStore._chunk."""
-        plan = self.plan
         (row, column, batch), first, width, _, last = piece
         r, c = first_place(result, width, member.thread)
-        if plan.halves == 2:
-            # The upper lanes hold the right half, which the piece has beside the left one.
-            c = c + member.thread // 64 * (plan.accumulator_columns - width)
         values = self._read(result, first, width, last)
-        dtype = CUTE_DTYPES[self.problem.out_dtype]
-        writer = SquareWriter(self.mD_mnl, row + r, column + first + c, batch, dtype)
-        for number, down, right in piece_squares(plan, width):
+        writer: Any = self.squares.writer(self.mD_mnl, self.problem, row + r, column + first + c, batch)
+        for number, down, right in piece_squares(self.plan, width):
             corner = writer.pointer(Int32(down), Int32(right))
             square = tuple(values[number + i] for i in range(4))
             writer.write(corner, Int32(down), Int32(right), square)

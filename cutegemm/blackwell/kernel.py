@@ -80,29 +80,39 @@ class BlackwellGemm:
 
     @cute.jit
     def __call__(
-        self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, call: Int64, outcome: Int64, stream: Any
+        self,
+        a: cute.Tensor,
+        b: cute.Tensor,
+        d: cute.Tensor,
+        call: Int64,
+        outcome: Int64,
+        stream: Any,
+        *extras: Any,
     ) -> None:
         """Host entry: checks the call (see parts/host.py), then launches. Compiled to machine code.
 
         a (M, K), b (K, N), d (M, N), each with a leading L when batched
         call      address of the CallRecord: the sizes this launch was chosen for
         outcome   address of the int32 that receives 0 (launched) or what kept it from launching
+        extras    an epilogue's operands and further outputs, see epilogue/arguments.py
         """
         record = read_record(call)
-        refused = refusal(record, a, b, d, self.plan)
+        refused = refusal(record, a, b, d, self.plan, extras)
         write_outcome(outcome, refused)
         if refused == 0:
-            self._launch(a, b, d, record, stream)
+            self._launch((a, b, d), record, stream, extras)
 
-    def _launch(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, record: Record, stream: Any) -> None:
+    def _launch(self, tensors: tuple, record: Record, stream: Any, extras: tuple) -> None:
         """Descriptors, grid and launch; ``record.resident`` clusters fit on the GPU at once."""
         plan = self.plan
         config = plan.config
+        a, b, d = tensors
         mA_mkl, mB_nkl, mD_mnl = kernel_modes(a, b, d, config.swap_ab)
         layouts = make_layouts(plan, self.problem)
         producer = make_producer(mA_mkl, mB_nkl, layouts, plan)
-        store = make_store(mD_mnl, plan, self.problem)
-        m, n, batch = mD_mnl.shape
+        store = make_store(mD_mnl, plan, self.problem, extras)
+        # Of the product: an epilogue may make D narrower or wider.
+        m, n, batch = mA_mkl.shape[0], mB_nkl.shape[0], mD_mnl.shape[2]
         clusters_m = cute.ceil_div(m, config.tile_m * plan.teams_m)
         clusters_n = cute.ceil_div(n, config.tile_n * config.cluster_n)
         tasks = clusters_m * clusters_n * batch

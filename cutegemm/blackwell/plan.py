@@ -7,6 +7,8 @@ the plan that comes out, and the heuristic asks the same function.
 from dataclasses import dataclass, replace
 
 from cutegemm.config import GemmConfig, check_one_of
+from cutegemm.epilogue.graph import FULL
+from cutegemm.epilogue.spec import Epilogue
 from cutegemm.errors import ConfigError, ProblemError
 from cutegemm.parts.limits import (
     ALIGNMENT,
@@ -27,6 +29,7 @@ ACCUMULATORS = 2  # one is computed while the other is read
 SM_SMEM_BYTES = 228 * 1024  # of an SM; the driver keeps 1 KiB for each CTA on it
 DRIVER_BYTES = 1024
 WARP_THREADS = 32
+EPILOGUE_SHARE = 4  # parts of a swizzle span that are read at a time where an epilogue follows
 
 TILE_M = {1: (64, 128), 2: (128, 256)}  # by the CTAs of an MMA
 TILE_K = (64, 128)
@@ -166,6 +169,8 @@ def plan(
     """
     check_loads(paths)
     check_sharing(streamed)
+    if problem.epilogue is not None:
+        check_epilogue(problem.epilogue)
     _check_shape(config)
     if splits > 1:
         _check_split(config, splits)
@@ -174,7 +179,7 @@ def plan(
     columns = config.tile_n // (2 if _folded(config) else 1)
     chunks = output_chunks(columns, problem)
     partials = partial_bytes(config, chunks) if splits > 1 else 0
-    stored = chunks if paths.store == "tma" else ()
+    stored = chunks if stores_by_tma(paths.store, problem) else ()
     stages, store_stages, sizes = _shared_memory(config, problem, stored, partials)
     used = BARRIER_BYTES + partials + stages * sizes[0] + config.consumers * store_stages * sizes[1]
     tmem = tmem_columns(config)
@@ -203,6 +208,25 @@ def check_loads(paths: Paths) -> None:
                 f"{name} has an address or a pitch that is no multiple of {TMA_ALIGNMENT} bytes, which "
                 "sm_100a kernels do not load yet: pad the allocation, or copy the operand into an aligned one"
             )
+
+
+def stores_by_tma(store: StorePath, problem: GemmProblem) -> bool:
+    """Whether results go through shared memory: not where an epilogue makes D narrower or wider."""
+    return store == "tma" and (problem.epilogue is None or problem.epilogue.width == FULL)
+
+
+def check_epilogue(epilogue: Epilogue) -> None:
+    """Raises ConfigError for an epilogue that these kernels do not have."""
+    if epilogue.reductions:
+        raise ConfigError(
+            f"the epilogue {epilogue} reduces rows or columns, which sm_100a kernels do not do; "
+            "return the values themselves and reduce them afterwards"
+        )
+    if epilogue.swapped and epilogue.pairs:
+        raise ConfigError(
+            f"the epilogue {epilogue} takes columns in pairs, which swap_ab=True would put into different "
+            "threads; use swap_ab=False"
+        )
 
 
 def check_sharing(streamed: bool) -> None:
@@ -240,6 +264,9 @@ def output_chunks(columns: int, problem: GemmProblem) -> tuple[tuple[int, int], 
     Returns (first column, width) pairs, in elements; every width is a multiple of 8.
     """
     width = CHUNK_ROW_BYTES // dtype_bytes(problem.out_dtype)
+    if problem.epilogue is not None:
+        # What it does with a piece takes registers of its own.
+        width //= EPILOGUE_SHARE
     return tuple((first, min(width, columns - first)) for first in range(0, columns, width))
 
 

@@ -178,9 +178,14 @@ def piece_squares(plan: BlackwellPlan, width: int) -> Iterator[tuple[int, int, i
 
 
 def first_place(result: "Result", width: int, thread: Int32) -> tuple[Int32, Int32]:
-    """Row and column within a piece of a thread's first value of it."""
+    """Row and column of a thread's first value of a piece, from those of the accumulator's first."""
+    plan = result.ring.plan
     thread_copy = piece_copy(result.ring, width).get_slice(thread)
-    return thread_copy.partition_D(piece_coordinates(result.ring.plan, width))[0]
+    row, column = thread_copy.partition_D(piece_coordinates(plan, width))[0]
+    if plan.halves == 2:
+        # The upper lanes hold the right half, which the piece has beside the left one.
+        column = column + thread // 64 * (plan.accumulator_columns - width)
+    return row, column
 
 
 def piece_coordinates(plan: BlackwellPlan, width: int) -> Any:

@@ -19,12 +19,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from cutegemm.blackwell.chunks import ChunkedStore, Member
+from cutegemm.blackwell.fused import FusedSquares, PlainSquares
 from cutegemm.blackwell.results import Result, first_place, piece_squares
 from cutegemm.parts.limits import ALIGNMENT, WARPGROUP_THREADS
 from cutegemm.parts.meeting import announce, wait_for_all
 from cutegemm.parts.ring import StageCursor
-from cutegemm.parts.squares import SquareWriter
-from cutegemm.parts.tensors import CUTE_DTYPES
 
 SQUARE = 4  # elements
 
@@ -40,9 +39,10 @@ class SplitBuffers:
 
 @dataclass(frozen=True)
 class SplitStore(ChunkedStore):
-    """Reduces and stores; see the module. mD_mnl is the output itself, (M, N, L)."""
+    """Reduces and stores; see the module. mD_mnl is the output itself, (M, N, L); squares: see fused.py."""
 
     mD_mnl: cute.Tensor
+    squares: PlainSquares | FusedSquares
 
     def prefetch(self) -> None:
         """See TmaStore.prefetch: nothing to fetch."""
@@ -103,8 +103,7 @@ class SplitStore(ChunkedStore):
         row, column, batch = origin
         widest = plan.chunks[0][1]
         r, c = first_place(result, widest, member.thread)
-        dtype = CUTE_DTYPES[self.problem.out_dtype]
-        writer = SquareWriter(self.mD_mnl, row + r, column + c, batch, dtype)
+        writer: Any = self.squares.writer(self.mD_mnl, self.problem, row + r, column + c, batch)
         rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
         last_consumer = plan.config.consumers - 1
         count = cutlass.select_(

@@ -26,7 +26,9 @@ QUANTUM = 4096  # instructions a warp runs before others get their turn
 LAZINESS = (0.0, 0.0, 0.0, 0.5, 0.97)  # with a seed: how often a warp or a whole CTA is passed over
 SHORT_QUANTUM = 40  # with a seed: often enough that every order has a chance
 SECONDS_BETWEEN_REPORTS = 0.1
-STALE_ROUNDS = 50  # rounds of nothing but polling after which nobody will ever write what is polled for
+# Instructions of a warp, and rounds, without an event after which nobody will ever write what is polled for:
+# an epilogue may be some ten thousand instructions long, and signals nothing on the way.
+STALE_INSTRUCTIONS, STALE_ROUNDS = 40_000, 50
 
 
 @dataclass(frozen=True)
@@ -269,7 +271,8 @@ class Machine:
             if self.hooks.complete_one():
                 continue
             stale += 1
-            if not progress or stale > STALE_ROUNDS:
+            quantum = QUANTUM if self.chance is None else SHORT_QUANTUM
+            if not progress or stale > max(STALE_ROUNDS, STALE_INSTRUCTIONS // quantum):
                 raise self._deadlock(resident, progress)
         while self.hooks.complete_one():
             continue

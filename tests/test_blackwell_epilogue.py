@@ -1,0 +1,87 @@
+"""Epilogues on sm_100a: the functions that Hopper's tests use, judged by the same references."""
+
+from typing import Any
+
+import pytest
+from epilogue_checks import check
+from test_epilogue_emulated import arithmetic, conditions, everything, functions, operands_of, rand
+
+import cutegemm
+from cutegemm import GemmConfig
+from cutegemm import epilogue as epi
+from cutegemm.emulator import Emulation
+from cutegemm.errors import ConfigError
+from cutegemm.scheduler import Dynamic, SplitK, TileScheduler
+
+TARGET = "sm_100a"
+SMALL = GemmConfig(64, 64, consumers=1)
+PAIR = GemmConfig(256, 96, cluster_m=2, mma_ctas=2)
+FOLDED = GemmConfig(128, 96, cluster_m=2, mma_ctas=2, consumers=1)
+CAREFUL = {"check": True, "seed": 1, "resident": 2}
+
+
+@epi.fuse
+def glu(acc: Any, bias: epi.Row) -> Any:
+    """Half as many columns: pairs of neighbours meet."""
+    even, odd = epi.pairs(acc + bias)
+    return epi.silu(even) * odd, {"both": epi.cast(epi.interleave(odd, even), "float32")}
+
+
+def run(*arguments: Any, **options: Any) -> Emulation:
+    """``epilogue_checks.check`` with every check of the emulator on."""
+    return check(*arguments, **{"target": TARGET, "circumstances": CAREFUL, **options})
+
+
+@pytest.mark.parametrize(
+    "config", [GemmConfig(128, 64), PAIR, FOLDED, GemmConfig(64, 72, swap_ab=True)], ids=str
+)
+def test_an_operand_of_each_kind(config: GemmConfig) -> None:
+    run(everything, (136, 104, 72), operands_of(136, 104), config=config)
+
+
+@pytest.mark.parametrize("out_major", ["n", "m"])
+def test_outputs_that_tma_cannot_store(out_major: str) -> None:
+    run(everything, (75, 41, 72), operands_of(75, 41), config=SMALL, out_major=out_major)
+
+
+def test_batches_and_work_from_the_hardware() -> None:
+    scheduler = TileScheduler(assignment=Dynamic())
+    run(everything, (3, 72, 136, 64), operands_of(72, 136, 3), config=SMALL, scheduler=scheduler)
+
+
+def test_after_the_sums_of_a_split_k() -> None:
+    scheduler = TileScheduler(assignment=SplitK(2))
+    run(everything, (72, 136, 328), operands_of(72, 136), config=SMALL, scheduler=scheduler)
+
+
+@pytest.mark.parametrize("config", [SMALL, FOLDED], ids=str)
+def test_pairs_of_columns(config: GemmConfig) -> None:
+    run(glu, (72, 144, 64), {"bias": rand(144)}, config=config)
+
+
+@pytest.mark.parametrize(
+    ("fused", "operands"),
+    [
+        (arithmetic, {"other": rand(72, 40) + 3}),
+        (functions, {}),
+        (conditions, {"seed": -5, "offset": 11}),
+    ],
+    ids=["arithmetic", "functions", "conditions"],
+)
+def test_every_operation(fused: Any, operands: dict[str, Any]) -> None:
+    run(fused, (72, 40, 64), operands, config=SMALL, circumstances={})
+
+
+@pytest.mark.parametrize("config", [GemmConfig(128, 128), PAIR], ids=str)
+def test_registers_hold_an_epilogue_and_a_chunk(config: GemmConfig) -> None:
+    shape = (None, None, None)
+    gemm = cutegemm.compile(shape, "bfloat16", epilogue=everything, config=config, target=TARGET)
+    assert gemm.resources.spills == 0
+    assert gemm.resources.registers * gemm.resources.threads <= 65536
+
+
+def test_pairs_need_columns_that_are_columns() -> None:
+    with pytest.raises(ConfigError, match="takes columns in pairs, which swap_ab=True"):
+        cutegemm.compile(
+            (64, 64, 64), "bfloat16", epilogue=glu, config=SMALL.with_(swap_ab=True), target=TARGET
+        )
