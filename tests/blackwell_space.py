@@ -10,7 +10,7 @@ from gpu_checks import Case
 from cutegemm import GemmConfig, GemmProblem
 from cutegemm.blackwell.plan import CLUSTER_M, CLUSTER_N, TILE_K, TILE_M, BlackwellPlan, plan
 from cutegemm.errors import ConfigError
-from cutegemm.parts.limits import StorePath
+from cutegemm.parts.paths import Paths
 from cutegemm.scheduler import (
     Blocked,
     ColumnMajor,
@@ -57,8 +57,8 @@ class Kind:
     @property
     def plan(self) -> BlackwellPlan:
         """Its plan; raises ConfigError if the configuration is not legal."""
-        store: StorePath = "direct" if self.case.out_shift else "tma"
-        return plan(self.config, self.seen, store, self.scheduler.splits)
+        paths = Paths(store="direct" if self.case.out_shift else "tma")
+        return plan(self.config, self.seen, paths, self.scheduler.splits)
 
     def is_legal(self) -> bool:
         """Whether there is a plan."""

@@ -13,10 +13,10 @@ from gpu_checks import Case
 from legal_space import multicast_of_loads
 
 from cutegemm import GemmConfig
-from cutegemm.artifact import instruction_histogram
+from cutegemm.artifact import Artifact, instruction_histogram
 from cutegemm.emulator import EmulationError
 from cutegemm.emulator.product import Circumstances
-from cutegemm.gemm import Gemm
+from cutegemm.kernels import Choice
 from cutegemm.scheduler import Dynamic, TileScheduler
 
 DRAWN = 10
@@ -37,23 +37,12 @@ def kinds() -> dict[str, Kind]:
 
 
 @cache
-def built(name: str) -> tuple[Kind, Gemm]:
-    """A kernel with its Gemm; sizes decide on the store."""
+def built(name: str) -> tuple[Kind, Artifact]:
+    """A kernel, compiled."""
     kind = kinds()[name]
-    return kind, gemm_of_kind(kind)
-
-
-def gemm_of_kind(kind: Kind) -> Gemm:
-    """The Gemm whose first choice is the kind's kernel: odd sizes make for a direct store."""
-    import cutegemm
-
-    case = kind.case
-    sizes = (33, 33, None) if case.out_shift else (None, None, None)
-    return cutegemm.compile(
-        sizes if case.l is None else (None, *sizes), case.dtype, out_dtype=case.out_dtype,
-        a_major=case.a_major, b_major=case.b_major, out_major=case.out_major,
-        config=kind.config, scheduler=kind.scheduler, target=TARGET,
-    ).build()  # fmt: skip
+    gemm = gemm_of(kind.case, kind.config, kind.scheduler, TARGET)
+    choice = Choice(kind.plan.config, kind.scheduler, kind.plan.paths, TARGET)
+    return kind, gemm._kernels.artifact(choice)
 
 
 def descriptor(kind: Kind) -> int:
@@ -65,11 +54,11 @@ def descriptor(kind: Kind) -> int:
     return bits | config.tile_n // 8 << 17 | config.tile_m // 16 << 24
 
 
-def wrong(kind: Kind, gemm: Gemm) -> Iterator[str]:
+def wrong(kind: Kind, artifact: Artifact) -> Iterator[str]:
     """What contradicts the plan in a kernel's code; nothing if all is well."""
     plan, config = kind.plan, kind.config
-    ptx, sass = gemm.ptx, gemm.sass
-    resources, histogram = gemm.resources, instruction_histogram(sass)
+    ptx, sass = artifact.ptx, artifact.sass
+    resources, histogram = artifact.resources, instruction_histogram(sass)
     if resources.spills or ".local" in ptx or histogram["local memory"]:
         yield f"local memory: {resources}"
     if (resources.threads, resources.smem_bytes) != (plan.threads, plan.smem_bytes):
@@ -91,34 +80,34 @@ def wrong(kind: Kind, gemm: Gemm) -> Iterator[str]:
     shared = {"A": config.cluster_n > 1, "B": plan.teams_m > 1}
     if multicast_of_loads(ptx) != shared:
         yield f"loads {multicast_of_loads(ptx)}, the cluster shares {shared}"
-    if (histogram["TMA store"] > 0) != (plan.store == "tma"):
-        yield f"{histogram['TMA store']} TMA stores, planned a {plan.store} store"
+    if (histogram["TMA store"] > 0) != (plan.paths.store == "tma"):
+        yield f"{histogram['TMA store']} TMA stores, planned a {plan.paths.store} store"
     waited = ptx.index("griddepcontrol.wait")
     touched = [ptx.find(word) for word in ("cp.async.bulk.tensor", "st.global", "atom.", "try_cancel")]
     if min(place for place in touched if place >= 0) < waited:
         yield "global memory is touched before the kernel before this one is known to be done"
-    if "cutlass" in gemm.artifact.kernel_name.lower():
-        yield gemm.artifact.kernel_name
+    if "cutlass" in artifact.kernel_name.lower():
+        yield artifact.kernel_name
 
 
 @pytest.mark.parametrize("name", kinds())
 def test_code_is_what_was_planned(name: str) -> None:
-    kind, gemm = built(name)
-    assert not list(wrong(kind, gemm)), kind
+    kind, artifact = built(name)
+    assert not list(wrong(kind, artifact)), kind
 
 
 def test_code_of_another_kernel_is_found_out() -> None:
-    _, gemm = built("one CTA, widest")
+    _, artifact = built("one CTA, widest")
     for other in (LISTED["pair, widest"], Kind(GemmConfig(128, 240, consumers=1, cluster_n=2))):
-        found = list(wrong(other, gemm))
+        found = list(wrong(other, artifact))
         assert any(line.startswith("no MMA of") for line in found)
         assert any(line.startswith(("loads", "MMAs")) for line in found)
 
 
 @pytest.mark.parametrize("name", LISTED)
 def test_tensor_memory_is_freed_once_after_everybody_has_met(name: str) -> None:
-    _, gemm = built(name)
-    ptx = gemm.ptx
+    _, artifact = built(name)
+    ptx = artifact.ptx
     for word in ("alloc", "relinquish_alloc_permit", "dealloc"):
         assert len(re.findall(rf"tcgen05\.{word}\.", ptx)) == 1
     freed = ptx.index("tcgen05.dealloc")

@@ -14,6 +14,7 @@ from cutegemm.blackwell.costmodel import ASSUMED
 from cutegemm.blackwell.plan import plan
 from cutegemm.errors import TargetError
 from cutegemm.hardware import GPUS, Gpu, gpu_by_name
+from cutegemm.parts.paths import ALIGNED, Paths
 
 BLACKWELLS = [gpu for gpu in GPUS if gpu.target == "sm_100a"]
 B200 = gpu_by_name("B200")
@@ -23,12 +24,13 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "blackwell.md"
 @given(problems, st.sampled_from(BLACKWELLS), st.sampled_from(["tma", "direct"]))
 @settings(deadline=None, max_examples=60)
 def test_candidates_are_legal_and_in_order(problem: GemmProblem, gpu: Gpu, store: str) -> None:
-    ranking = heuristic.ranked(problem, gpu, 8, store)  # type: ignore[arg-type]
+    paths = Paths(store=store)  # type: ignore[arg-type]
+    ranking = heuristic.ranked(problem, gpu, 8, paths)
     totals = [estimate.total for estimate in ranking]
     assert totals == sorted(totals)
     for estimate in ranking:
         seen = problem.swapped() if estimate.config.swap_ab else problem
-        worked_out = plan(estimate.config, seen, store, estimate.splits)  # type: ignore[arg-type]
+        worked_out = plan(estimate.config, seen, paths, estimate.splits)
         assert heuristic.estimate(worked_out, problem, gpu).total == pytest.approx(estimate.total)
 
 
@@ -55,7 +57,7 @@ def test_a_long_k_with_few_tiles_is_split() -> None:
     (best,) = heuristic.ranked(GemmProblem(64, 128, 65536), B200, 1)
     assert best.splits == 8
     assert best.reduce > 0
-    whole = heuristic.ranked(GemmProblem(64, 128, 65536), B200, 1, "tma", (1,))[0]
+    whole = heuristic.ranked(GemmProblem(64, 128, 65536), B200, 1, ALIGNED, (1,))[0]
     assert best.total < whole.total / 3
 
 

@@ -67,7 +67,7 @@ def test_what_cannot_share_a_tiles_k(config: GemmConfig, splits: int, said: str)
 
 def test_a_split_tile_has_room_for_its_sums_and_no_output_buffers() -> None:
     found = plan(GemmConfig(128, 128), BF16, splits=4)
-    assert (found.store, found.splits, found.cluster_ctas) == ("direct", 4, 4)
+    assert (found.paths.store, found.splits, found.cluster_ctas) == ("direct", 4, 4)
     assert (found.squares(0), found.squares(1)) == (16, 16)
     assert found.smem_bytes == 1024 + 4 * 128 * 128 + found.stages * found.stage_bytes + found.padding_bytes
     uneven = plan(GemmConfig(64, 72), BF16, splits=2)

@@ -20,7 +20,7 @@ from cutegemm.parts.limits import (
     TMA_ALIGNMENT,
     WARPGROUP_THREADS,
 )
-from cutegemm.parts.paths import ALIGNED, Paths
+from cutegemm.parts.paths import ALIGNED, Paths, StorePath
 from cutegemm.problem import GemmProblem, dtype_bytes
 
 TMEM_COLUMNS = 512  # of 32 bits, 128 lanes each
