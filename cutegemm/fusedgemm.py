@@ -278,11 +278,4 @@ class FusedGemm(Gemm):
 def _loadable(rule: OperandRule, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, or a copy: with a contiguous mode, and matrices a multiple of 16 bytes apart."""
     tensor = rule.dense(tensor)
-    if Alignment.of(rule, tensor).matrices:
-        return tensor
-    batch, rows, columns = tensor.shape
-    lines, length = (columns, rows) if rule.rows_contiguous else (rows, columns)
-    unit = TMA_ALIGNMENT // tensor.element_size()
-    padded = tensor.new_empty((batch, lines, -(-length // unit) * unit))[..., :length]
-    copied = padded.mT if rule.rows_contiguous else padded
-    return copied.copy_(tensor)
+    return tensor if Alignment.of(rule, tensor).matrices else rule.copied(tensor)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cutegemm.errors import DeviceError, OperandTypeError, ProblemError
+from cutegemm.parts.limits import TMA_ALIGNMENT
 from cutegemm.problem import INPUT_DTYPES, MAX_SIZE, OUTPUT_DTYPES, GemmProblem
 
 
@@ -63,9 +64,16 @@ class OperandRule:
 
     def dense(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself if its major mode is contiguous, else a copy in which it is."""
-        if self.is_contiguous(tensor):
-            return tensor
-        return tensor.mT.contiguous().mT if self.rows_contiguous else tensor.contiguous()
+        return tensor if self.is_contiguous(tensor) else self.copied(tensor)
+
+    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy with a contiguous major mode, lines and matrices a multiple of 16 bytes apart."""
+        lines = tensor.mT if self.rows_contiguous else tensor
+        unit = TMA_ALIGNMENT // tensor.element_size()
+        length = lines.shape[-1]
+        padded = tensor.new_empty((*lines.shape[:-1], -(-length // unit) * unit))[..., :length]
+        padded.copy_(lines)
+        return padded.mT if self.rows_contiguous else padded
 
     @property
     def rows_contiguous(self) -> bool:

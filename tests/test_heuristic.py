@@ -19,6 +19,7 @@ from cutegemm.costmodel import FITTED
 from cutegemm.errors import DeviceError, TargetError
 from cutegemm.hardware import BUILT_TARGETS, GPUS, Gpu, gpu_by_name
 from cutegemm.hopper.plan import HopperPlan, plan
+from cutegemm.parts.paths import ALIGNED
 
 HOPPERS = [gpu for gpu in GPUS if gpu.target == "sm_90a"]
 H200 = gpu_by_name("H200")
@@ -234,7 +235,7 @@ def test_sizes_unknown_at_compile_time_build_few_kernels() -> None:
     """50 heights at fixed N and K: at most one configuration for each power of two."""
     gemm = cutegemm.compile((None, 4096, 4096), "bfloat16", target="sm_90a")
     chosen = {
-        gemm._kernels.choice(gemm.problem.with_sizes(1, m, 4096, 4096), H200, "tma")
+        gemm._kernels.choice(gemm.problem.with_sizes(1, m, 4096, 4096), H200, ALIGNED)
         for m in range(1, 4097, 82)
     }
     assert len(chosen) <= 12

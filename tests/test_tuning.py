@@ -20,6 +20,7 @@ from cutegemm.bench.sweeps import SweepProgress
 from cutegemm.errors import BuildError, CacheWarning, DeviceError, OperandTypeError, ProblemError, TargetError
 from cutegemm.hardware import gpu_by_name
 from cutegemm.kernels import Kernels
+from cutegemm.parts.paths import ALIGNED
 from cutegemm.scheduler import GroupedN, Persistent, RowMajor, SplitK, TileScheduler
 from cutegemm.tuning import tuner, winners
 from cutegemm.tuning.candidates import candidates
@@ -41,7 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 
 def chosen(problem: GemmProblem) -> Variant:
     """The heuristic's choice."""
-    choice = Kernels(problem, None, None, "sm_90a").choice(problem, H200, "tma")
+    choice = Kernels(problem, None, None, "sm_90a").choice(problem, H200, ALIGNED)
     return Variant(choice.config, choice.scheduler)
 
 
@@ -61,7 +62,7 @@ def test_the_heuristics_choice_is_the_first_candidate(problem: GemmProblem) -> N
     assert len({candidate.name for candidate in found}) == len(found) >= 8
     for candidate in found:
         # Legal: raises ConfigError otherwise.
-        Kernels(problem, candidate.config, candidate.scheduler, "sm_90a").choice(problem, H200, "tma")
+        Kernels(problem, candidate.config, candidate.scheduler, "sm_90a").choice(problem, H200, ALIGNED)
         assert candidate.predicted_us > 0
 
 
