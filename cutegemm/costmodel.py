@@ -185,7 +185,10 @@ def cost(table: Table, work: Work, gpu: Gpu, constants: Constants = FITTED) -> C
         return grid.k_tiles * (longest + c.hidden_share * np.minimum(mma, fill) + stage)
 
     store, reduce = _epilogue(table, work, c)
-    exposed = np.where(table.pingpong | (table.splits > 1), 0.0, store)
+    fused = table.tile_m * table.tile_n * work.fused_cycles / table.splits
+    # One team's epilogue hides behind the other's main loop, as far as that is long enough.
+    beyond = np.maximum(0.0, fused - loop(fill))
+    exposed = np.where(table.pingpong, beyond, np.where(table.splits > 1, fused, store + fused))
     body = (grid.waves - 1) * loop(fill) + loop(fill_last)
     body = body + grid.waves * (c.tile_cycles + exposed + reduce) + np.where(table.pingpong, store, 0.0)
     dram = work.bytes / (c.dram_share * gpu.memory_bytes_per_s / gpu.sm_clock_hz) + np.zeros_like(body)

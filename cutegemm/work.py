@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cutegemm.epilogue.cost import bytes_per_element, cycles_per_element
 from cutegemm.problem import GemmProblem, dtype_bytes
 
 UNKNOWN_SIZE = 4096  # stands for a size known only at the call
@@ -18,13 +19,16 @@ class Work:
     k: int | np.ndarray
     batch: int = 1
     in_bytes: int = 2  # of an element of A and B
-    out_bytes: int = 2
+    out_bytes: float = 2  # of D, for each element of the product
     a_is_k: bool = True  # contiguous along K
     b_is_k: bool = True
+    fused_cycles: float = 0.0  # of an SM, for what an epilogue does with an element
+    fused_bytes: float = 0.0  # of matrices an epilogue reads and writes beside D, for each element
 
     @classmethod
     def of(cls, problem: GemmProblem) -> "Work":
         """Unknown M, N, K count as 4096, an unknown L as 1."""
+        epilogue = problem.epilogue
         m, n, k = (UNKNOWN_SIZE if size is None else size for size in (problem.m, problem.n, problem.k))
         return cls(
             m,
@@ -32,16 +36,18 @@ class Work:
             k,
             1 if problem.l is None else problem.l,
             dtype_bytes(problem.a_dtype),
-            dtype_bytes(problem.out_dtype),
+            dtype_bytes(problem.out_dtype) * (2.0**epilogue.width if epilogue else 1),
             problem.a_major == "k",
             problem.b_major == "k",
+            cycles_per_element(epilogue),
+            bytes_per_element(epilogue, problem.out_dtype),
         )
 
     @property
     def bytes(self) -> np.ndarray | float:
         """What device memory moves at least."""
         inputs = (self.m * 1.0 * self.k + self.k * 1.0 * self.n) * self.in_bytes
-        return self.batch * (inputs + self.m * 1.0 * self.n * self.out_bytes)
+        return self.batch * (inputs + self.m * 1.0 * self.n * (self.out_bytes + self.fused_bytes))
 
 
 @dataclass(frozen=True)

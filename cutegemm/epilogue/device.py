@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64, Uint32
 
-from cutegemm.epilogue.functions import GOLDEN, MIX_1, MIX_2, UNIT
+from cutegemm.epilogue.functions import GOLDEN, MIX_1, MIX_2, SQRT_HALF, UNIT
 from cutegemm.epilogue.graph import FULL, HALF, Graph, Node, Output
 from cutegemm.epilogue.spec import Epilogue, Operand
 
@@ -21,6 +21,8 @@ DTYPES = {"bfloat16": BFloat16, "float16": Float16, "float32": Float32}
 
 # Of erfc(|x|) = t p(t) exp(-x^2) with t = 1 / (1 + ERF_SLOPE |x|), to 1.5e-7: Abramowitz and Stegun 7.1.26.
 ERF_SLOPE = 0.3275911
+LOG2_E = 1.4426950408889634
+GELU_TAIL = 32.0  # from where on exp(-x^2 / 2) is 0 in float32
 ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 
 
@@ -149,6 +151,23 @@ def _remainder(x: Any, y: Any) -> Any:
     return x - (x // y) * y
 
 
+def _minimum(x: Any, y: Any) -> Any:
+    if x.dtype is not Float32:
+        return cute.where(x < y, x, y)
+    return each(lambda a, b: cute.arch.fmin(a, b, nan=True), x, y)
+
+
+def _maximum(x: Any, y: Any) -> Any:
+    if x.dtype is not Float32:
+        return cute.where(x > y, x, y)
+    return each(lambda a, b: larger(a, b), x, y)
+
+
+def larger(a: Float32, b: Float32) -> Float32:
+    """The larger of two numbers; NaN if one is NaN."""
+    return cute.arch.fmax(a, b, nan=True)
+
+
 def _chosen(condition: Any, yes: Any, no: Any) -> Any:
     return cute.where(condition, yes, no)
 
@@ -165,15 +184,28 @@ def _sigmoid(x: Any) -> Any:
     return _reciprocal(_exp(-x) + 1.0)
 
 
+def _erfc_over_exp(size: Any, scale: float, factor: float) -> Any:
+    """factor * erfc(z) / exp(-z z) of z = scale * size, size not negative."""
+    t = _reciprocal(size * (ERF_SLOPE * scale) + 1.0)
+    polynomial = t * (factor * ERF[-1]) + factor * ERF[-2]
+    for coefficient in reversed(ERF[:-2]):
+        polynomial = polynomial * t + factor * coefficient
+    return polynomial * t
+
+
 def _erf(x: Any) -> Any:
-    size = cute.math.abs(x)
-    t = _reciprocal(size * ERF_SLOPE + 1.0)
-    polynomial = t * ERF[-1]
-    for coefficient in reversed(ERF[:-1]):
-        polynomial = (polynomial + coefficient) * t
-    value = 1.0 - polynomial * _exp(-(x * x))
-    # A number too large for its square is 1 away from 0, and so is infinity; only NaN is neither.
+    value = 1.0 - _erfc_over_exp(cute.math.abs(x), 1.0, 1.0) * _exp(-(x * x))
     return cute.where(x < 0.0, -value, value)
+
+
+def _gelu(x: Any) -> Any:
+    # x Phi(x) = max(x, 0) - |x| erfc(|x| / sqrt 2) / 2, where nothing cancels far from 0. There, infinity
+    # included, the second term is 0: its factor is held below what would make it infinite.
+    size = cute.math.abs(x)
+    density = cute.math.exp2(x * x * (-0.5 * LOG2_E), fastmath=True)
+    tail = _erfc_over_exp(size, SQRT_HALF, 0.5) * density
+    held = each(lambda a: cute.arch.fmin(a, GELU_TAIL), size)
+    return 0.5 * x + 0.5 * size - held * tail
 
 
 def _absolute(x: Any) -> Any:
@@ -217,8 +249,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "or": lambda x, y: x | y,
     "not": _not,
     "where": _chosen,
-    "minimum": lambda x, y: cute.math.min(x, y, propagate_nan=True),
-    "maximum": lambda x, y: cute.math.max(x, y, propagate_nan=True),
+    "minimum": _minimum,
+    "maximum": _maximum,
     "exp": _exp,
     "log": lambda x: cute.math.log(x, fastmath=True),
     "sqrt": lambda x: cute.math.sqrt(x, fastmath=True),
@@ -226,6 +258,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "tanh": cute.math.tanh,
     "sigmoid": _sigmoid,
     "erf": _erf,
+    "gelu": _gelu,
     "float": lambda x: x.to(Float32),
 }
 

@@ -112,14 +112,15 @@ def silu(x: Any) -> Any:
 
 
 def gelu(x: Any) -> Any:
-    """x Phi(x) with the normal distribution's Phi, by the error function."""
-    return 0.5 * x * (1.0 + erf(x * SQRT_HALF))
+    """x Phi(x) with the normal distribution's Phi: the exact GELU."""
+    # Not torch's own gelu: on a CPU that one makes NaN of infinity.
+    return _apply("gelu", lambda y: 0.5 * y * (1.0 + torch.erf(y * SQRT_HALF)), x)
 
 
 def gelu_tanh(x: Any) -> Any:
     """GELU by its approximation with a hyperbolic tangent."""
     # 0.5 (1 + tanh(u)) is sigmoid(2 u).
-    return x * sigmoid(2 * GELU_SCALE * (x + GELU_CUBIC * x * x * x))
+    return x * sigmoid(x * (x * x * (2 * GELU_SCALE * GELU_CUBIC) + 2 * GELU_SCALE))
 
 
 def cast(x: Any, dtype: DtypeLike) -> Any:

@@ -18,7 +18,7 @@ ELEMENTWISE = {
     "add": 2, "sub": 2, "mul": 2, "div": 2, "floordiv": 2, "mod": 2, "neg": 1, "abs": 1,
     "lt": 2, "le": 2, "gt": 2, "ge": 2, "eq": 2, "ne": 2, "and": 2, "or": 2, "not": 1,
     "where": 3, "minimum": 2, "maximum": 2, "exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1,
-    "sigmoid": 1, "erf": 1, "cast": 1, "float": 1,
+    "sigmoid": 1, "erf": 1, "gelu": 1, "cast": 1, "float": 1,
 }  # fmt: skip
 LEAVES = ("acc", "operand", "constant", "row_index", "column_index", "batch_index")
 REDUCTIONS = ("sum", "max", "amax", "sum_of_squares")

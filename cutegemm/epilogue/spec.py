@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from cutegemm.epilogue.graph import FULL, Graph, Output
+from cutegemm.epilogue.graph import DOUBLE, FULL, Graph, Output
 
 Access = Literal["direct", "staged"]
 
@@ -59,6 +59,13 @@ class Epilogue:
     def width(self) -> int:
         """Columns of the main output for each of the product's, as a Node's width."""
         return self.graph.width(self.graph.main)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether operands or outputs have two columns for each of the product's."""
+        widths = [operand.width for operand in self.operands]
+        widths += [self.graph.width(output) for output in self.graph.outputs]
+        return DOUBLE in widths
 
     @property
     def further(self) -> tuple[Output, ...]:

@@ -287,7 +287,7 @@ def suggestion(name: str) -> str:
     """What to use instead of an operation that is not known."""
     plain = name.strip("_")
     known = sorted({*ELEMENTWISE} - {"add", "sub", "mul", "div", "neg", "not", "and", "or", "float", "mod"})
-    if plain in known or plain in ("relu", "gelu", "silu", "square"):
+    if plain in known or plain in ("relu", "silu", "square"):
         return f"use epi.{plain}"
     if plain in ("to", "float", "half", "bfloat16", "type"):
         return "use epi.cast(x, dtype)"

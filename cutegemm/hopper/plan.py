@@ -34,11 +34,16 @@ STORE_BUDGET = {
     ("direct", "m"): 168,
     ("split", "m"): 168,
     ("split", "n"): 168,
-    ("fused", "n"): 160,
-    ("fused", "m"): 160,
+    ("fused", "n"): 192,
+    ("fused", "m"): 192,
+    ("wide fused", "n"): 96,
+    ("wide fused", "m"): 96,
+    ("much fused", "n"): 160,
+    ("much fused", "m"): 160,
     ("fused split", "n"): 96,
     ("fused split", "m"): 96,
 }
+LIGHT = 3.0  # an epilogue's load, see _load, up to which it fits beside the most accumulators
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = {1: 240, 2: 232}  # by number of consumer warpgroups; the sum fits 64 Ki registers
 # The same where a warpgroup more moves lines, and what it takes itself.
@@ -250,7 +255,9 @@ def plan(
     _check_realigned(config, problem, paths, warpgroups_n)
     store_kind: str = "split" if splits > 1 else paths.store
     if problem.epilogue is not None:
-        store_kind = "fused split" if splits > 1 else "fused"
+        store_kind = "much fused" if _load(problem.epilogue) > LIGHT else "fused"
+        store_kind = "wide fused" if problem.epilogue.is_wide else store_kind
+        store_kind = "fused split" if splits > 1 else store_kind
     _check_registers(config, problem, (warpgroups_m, warpgroups_n), (store_kind, streamed, paths))
     chunks = output_chunks(config.tile_n // warpgroups_n, problem)
     beside = 4 * config.tile_m * config.tile_n if splits > 1 else 0
@@ -289,6 +296,8 @@ def output_chunks(columns: int, problem: GemmProblem) -> tuple[tuple[int, int], 
     Returns (first column, width) pairs, in elements; every width is a multiple of 8.
     """
     width = CHUNK_ROW_BYTES // dtype_bytes(problem.out_dtype)
+    if problem.epilogue is not None and problem.epilogue.is_wide:
+        width //= 2  # a span holds two elements for each column here
     return tuple((first, min(width, columns - first)) for first in range(0, columns, width))
 
 
@@ -307,6 +316,12 @@ def _companion_bytes(problem: GemmProblem, chunks: tuple[tuple[int, int], ...]) 
         width = problem.epilogue.graph.width(output)
         operands += scaled_size(piece_bytes(chunks, output.dtype or problem.out_dtype), width)
     return operands
+
+
+def _load(epilogue: Epilogue) -> float:
+    """How much an epilogue keeps in registers beside the accumulators, roughly: operands and outputs."""
+    tensors = len(epilogue.operands) - len(epilogue.scalars)
+    return tensors + 0.5 * len(epilogue.scalars) + 3.5 * len(epilogue.further)
 
 
 def _check_epilogue(epilogue: Epilogue, splits: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from cutegemm.epilogue.device import Evaluation, store_checked, vector
+from cutegemm.epilogue.device import Evaluation, larger, store_checked, vector
 from cutegemm.epilogue.graph import FULL, Output
 from cutegemm.epilogue.spec import Epilogue, scaled_size
 from cutegemm.hopper.plan import MMA_M, HopperPlan
@@ -32,7 +32,7 @@ _TERM: dict[str, Callable[[Any], Any]] = {
 def _combined(reduction: str, one: Float32, two: Float32) -> Float32:
     if "sum" in reduction:
         return one + two
-    return cute.math.max(one, two, propagate_nan=True)
+    return larger(one, two)
 
 
 class Totals:
