@@ -1,7 +1,9 @@
 """Epilogues without a kernel: what is traced, what is refused and where, the reference, errors of a call."""
 
+import copy
 import inspect
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -383,6 +385,22 @@ def test_reductions_are_refused_where_no_kernel_has_them() -> None:
     for config in (None, GemmConfig(128, 64)):
         with pytest.raises(ConfigError, match="reduces rows or columns, which sm_100a kernels do not do"):
             gemm_of(residual, config=config, target="sm_100a")
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.copy, copy.deepcopy, lambda gemm: pickle.loads(pickle.dumps(gemm))],
+    ids=["copy", "deep", "pickle"],
+)
+def test_a_copy_is_an_equal_gemm(copied: Callable[[Any], Any]) -> None:
+    gemm = gemm_of(epi.library.bias_gelu)
+    other = copied(gemm)
+    assert other is not gemm
+    assert other == gemm
+    assert hash(other) == hash(gemm)
+    assert other.fused is epi.library.bias_gelu
+    assert gemm != gemm_of(epi.library.bias_relu)
+    assert gemm != cutegemm.compile((None, None, None), "bfloat16", config=SMALL, target="sm_90a")
 
 
 def test_cpu_tensors_need_the_emulator() -> None:

@@ -360,6 +360,19 @@ def test_reductions_of_ragged_and_batched_products(way: str) -> None:
     check(reduced, (2, 77, 56, 64), {"bias": rand(56) + 1}, **WAYS[way])
 
 
+@pytest.mark.parametrize("way", ["one store buffer", "ping-pong", "swapped"])
+def test_reductions_that_alone_read_an_operand(way: str) -> None:
+    """Shared memory an operand lies in may be written again as soon as outputs are stored."""
+
+    @epi.fuse
+    def alone(acc: Any, bias: epi.Row, r: epi.Tile) -> Any:
+        return acc, {"total": epi.row_sum(acc + bias + r)}
+
+    operands = {"bias": rand(200), "r": rand(136, 200, dtype=torch.bfloat16)}
+    watched = {"circumstances": {"check": True, "seed": 3, "resident": 1}}
+    check(alone, (136, 200, 64), operands, **{**WAYS[way], **watched})
+
+
 def test_reductions_do_not_lose_nan() -> None:
     bias = rand(40)
     bias[7] = float("nan")

@@ -37,6 +37,9 @@ def test_there_are_blocks_and_each_makes_something() -> None:
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_what_the_readme_declares_can_be_declared(block: str) -> None:
     names: dict[str, object] = {"cutegemm": cutegemm, "torch": torch}
+    # What the declarations are made with.
+    before = [node for node in ast.parse(block).body if isinstance(node, ast.ImportFrom | ast.FunctionDef)]
+    exec(compile(ast.Module(before, []), "README.md", "exec"), names)
     for node in declarations(block):
         call = node.value
         assert isinstance(call, ast.Call)

@@ -1,5 +1,6 @@
 """``@epi.fuse``: a plain function becomes something a kernel can end with."""
 
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -67,9 +68,26 @@ class Fused:
             return found[0]
         return found[0], dict(zip(further, found[1:], strict=True))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How pickle finds it again: by the name it has in its module."""
+        return _found, (self.function.__module__, self.function.__qualname__)
+
+    def __copy__(self) -> "Fused":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "Fused":
+        return self
+
     def __repr__(self) -> str:
         listed = "".join(f", {name}: {kind!r}" for name, kind in self.kinds.items())
         return f"{self.__name__}(acc{listed})"
+
+
+def _found(module: str, name: str) -> Any:
+    value: Any = importlib.import_module(module)
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
 
 
 def fuse(function: Callable[..., Any]) -> Fused:

@@ -313,6 +313,9 @@ class StagedStore:
             self._wait_for_buffers(thread, barrier, step)
             self._wait_for_pieces(buffers, turn, step)
             evaluation = self._evaluation(accumulators, buffers, ahead, thread, origin, step)
+            for output in self.epilogue.graph.outputs:
+                # All that is read of shared memory, for reductions too, before others may write it again.
+                evaluation.output(output)
             for out, output, own in self._staged_outputs(buffers):
                 self._put(out, evaluation, output, own, thread, out.plan.chunks[piece][1], buffer)
             cute.arch.fence_proxy("async.shared", space="cta")
