@@ -265,14 +265,9 @@ def test_what_is_scaled_by_zero_is_not_read() -> None:
         check(scaled_sum, (72, 40, 64), {"alpha": 0.5, "beta": 0.0, "c": nan}, **WAYS[way])
         check(scaled_sum, (72, 40, 64), {"alpha": 2, "beta": torch.tensor(0.0), "c": nan}, **WAYS[way])
     for beta in (0.0, -1.0):
-        operands = {"alpha": 1.0, "beta": beta, "c": c}
-        check(
-            scaled_sum,
-            (136, 200, 64),
-            operands,
-            config=PINGPONG,
-            circumstances={"check": True, "resident": 1},
-        )
+        operands = {"alpha": 1.0, "beta": beta, "c": rand(136, 200)}
+        watched = {"check": True, "resident": 1}
+        check(scaled_sum, (136, 200, 64), operands, config=PINGPONG, circumstances=watched)
 
 
 # --- pairs of columns --------------------------------------------------------------------------------------
