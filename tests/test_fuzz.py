@@ -115,9 +115,9 @@ def test_a_planted_fault_is_found_and_shrunk(
 
 
 def test_no_fault_no_finding(tried: list[Case]) -> None:
-    tally = run(plan_for(TorchProduct()), Tally())
-    assert (tally.findings, tally.cases, len(tried)) == ([], 250, 250)
-    assert sum(counts["right"] for counts in tally.by_path.values()) == 250
+    tally = run(plan_for(TorchProduct(), cases=120), Tally())
+    assert (tally.findings, tally.cases, len(tried)) == ([], 120, 120)
+    assert sum(counts["right"] for counts in tally.by_path.values()) == 120
 
 
 def test_a_failure_that_is_known_does_not_end_the_run(tried: list[Case]) -> None:
@@ -167,11 +167,11 @@ def test_a_configuration_may_have_no_kernel_for_every_layout() -> None:
 def test_a_seed_draws_the_same_cases_for_any_number_of_workers(tried: list[Case]) -> None:
     def drawn(seed: int, jobs: int) -> list[str]:
         tried.clear()
-        run(plan_for(TorchProduct(), seed=seed, jobs=jobs, cases=150), Tally())
+        run(plan_for(TorchProduct(), seed=seed, jobs=jobs, cases=80), Tally())
         return sorted(map(repr, tried))
 
     first = drawn(3, 1)
-    assert len(first) == 150
+    assert len(first) == 80
     assert drawn(3, 3) == first
     assert drawn(4, 1) != first
 
@@ -190,7 +190,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
 
-@pytest.mark.parametrize(("product", "kind", "tries"), [(Hangs(), "hang", 0), (Dies(), "crash", 1)], ids=str)
+@pytest.mark.parametrize(("product", "kind", "tries"), [(Hangs(), "hang", 0), (Dies(), "crash", 0)], ids=str)
 def test_a_worker_that_hangs_or_dies_is_a_failure_that_shrinks(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, product: TorchProduct, kind: str, tries: int
 ) -> None:
@@ -277,7 +277,7 @@ def test_what_is_no_wish(words: str, capsys: pytest.CaptureFixture[str]) -> None
 # --- the library -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("target", "cases"), [("sm_90a", 60), ("sm_100a", 20)])
+@pytest.mark.parametrize(("target", "cases"), [("sm_90a", 40), ("sm_100a", 15)])
 def test_the_library_is_right_on_the_emulator(target: str, cases: int) -> None:
     """A few dozens of cases; the fuzzer draws others on every run."""
     tally = run(Plan(fresh_seed(), EmulatedProduct(target), SMALL, cases=cases), Tally())
@@ -288,9 +288,7 @@ def test_the_library_is_right_on_the_emulator(target: str, cases: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_the_library_is_right_on_the_gpu() -> None:
-    tally = run(
-        Plan(fresh_seed(), GpuProduct(current_target()), GPU, jobs=min(8, os.cpu_count() or 1), cases=250),
-        Tally(),
-    )
+    product, jobs = GpuProduct(current_target()), min(8, os.cpu_count() or 1)
+    tally = run(Plan(fresh_seed(), product, GPU, jobs=jobs, cases=300), Tally())
     assert not tally.findings, tally.findings
-    assert tally.cases == 250
+    assert tally.cases == 300

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from cutegemm.config import SCHEDULES, GemmConfig
-from cutegemm.errors import ConfigError
+from cutegemm.errors import ConfigError, ProblemError
 from cutegemm.kernels import Choice
 from cutegemm.parts.paths import LoadPath, Paths, StorePath
 from cutegemm.problem import INPUT_DTYPES, OUTPUT_DTYPES, GemmProblem
@@ -29,7 +29,7 @@ from cutegemm.scheduler import (
     StreamK,
     TileScheduler,
 )
-from cutegemm.targets import check_scheduler
+from cutegemm.targets import check_paths, check_scheduler
 
 HEURISTIC = 0.25  # of the kinds leave the configuration to the library
 ANYWHERE = 0.6  # of the configurations have kernels for A and B wherever they lie, where the target has such
@@ -109,7 +109,16 @@ def is_legal(kind: Kind, loads: tuple[LoadPath, ...] = ALIGNED_LOADS) -> bool:
 
 def takes_any_alignment(kind: Kind) -> bool:
     """Whether there are kernels of a kind for A and B wherever they lie."""
-    return kind.target == "sm_90a" and is_legal(kind, ALL_LOADS)
+    return loads_from_anywhere(kind.target) and is_legal(kind, ALL_LOADS)
+
+
+def loads_from_anywhere(target: str) -> bool:
+    """Whether kernels of a target load operands that TMA cannot put in place."""
+    try:
+        check_paths(target, Paths("realigned", "realigned"))
+    except ProblemError:
+        return False
+    return True
 
 
 def _random_config(chance: random.Random, target: str) -> GemmConfig | None:
