@@ -253,6 +253,11 @@ class Gemm:
         """Tile order and assignment used; where not given, chosen with the configuration."""
         return self._choice().scheduler
 
+    @property
+    def paths(self) -> Paths:
+        """How dense operands of the problem's sizes are loaded and the result is stored; see alignment.py."""
+        return self._choice().paths
+
     def _choice(self, gpu: Gpu | None = None) -> Choice:
         """The kernel for dense operands; where there is none, that for padded ones, which a call may have.
 
@@ -320,6 +325,7 @@ class Gemm:
         sizes = (self.problem.l, self.problem.m, self.problem.n, self.problem.k)
         lines = [
             f"{self.problem} on {model.name} ({model.sms} SMs, {self.target}), tiles by {choice.scheduler}",
+            f"operands by: {choice.paths}",
             *(["M, N, K not known are taken as 4096, L as 1"] if None in sizes else []),
             _EXPLAIN_HEADER,
         ]

@@ -89,10 +89,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Report:
-    """A compiled kernel and what is in it. ``histogram`` is None where there is no disassembler."""
+    """A compiled kernel and what is in it.
+
+    ``paths`` says how operands are loaded and the result is stored. ``histogram`` is None where there is no
+    disassembler.
+    """
 
     problem: str
     config: str
+    paths: str
     target: str
     artifact: "Artifact"
     histogram: Mapping[str, int] | None
@@ -123,6 +128,7 @@ class Report:
         for name, value in (
             ("problem", escape(self.problem)),
             ("configuration", escape(self.config)),
+            ("operands by", self.paths),
             ("kernel", f"{escape(artifact.kernel_name)} for {self.target}, {built}"),
             ("registers", f"{resources.registers} per thread, {resources.threads} threads"),
             ("spills", spills),
@@ -177,7 +183,13 @@ def inspect(request: Request) -> Report:
     except MissingDependencyError as error:
         reason = str(error)
     return Report(
-        str(gemm.problem), str(gemm.config), request.resolved_target, artifact, histogram, no_histogram=reason
+        str(gemm.problem),
+        str(gemm.config),
+        str(gemm.paths),
+        request.resolved_target,
+        artifact,
+        histogram,
+        no_histogram=reason,
     )
 
 

@@ -246,7 +246,7 @@ def report_of(histogram: dict[str, int] | None, spills: int = 0) -> Report:
         ptx=".version",
         sass="HGMMA;",
     )
-    return Report("the problem", "the [config]", "sm_90a", artifact, histogram, "no nvdisasm here")  # type: ignore[arg-type]
+    return Report("the problem", "the [config]", "A tma", "sm_90a", artifact, histogram, "no nvdisasm here")  # type: ignore[arg-type]
 
 
 def test_the_report_names_every_resource() -> None:
