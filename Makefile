@@ -5,10 +5,12 @@
 #   TORCH=cpu|cuda|host which torch to install; host = use the one PYTHON already imports
 #                       (default: host where PYTHON has a CUDA torch and a GPU is there, cuda with a GPU, else cpu)
 #   PYTEST_ARGS=...     passed on to pytest
+#   WORKERS=...         processes that make test divides the files of tests among (default: a CPU each, 8 at most)
 
 VENV  ?= .venv
 TORCH ?= auto
 PYTEST_ARGS ?=
+WORKERS ?= auto
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' >/dev/null 2>&1 && echo $$p && break; done)
 
@@ -53,7 +55,7 @@ format: $(STAMP)
 	@$(PY) -m ruff format .
 
 test: lint
-	@echo "== pytest"; $(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+	@echo "== pytest"; $(PY) -m pytest -m "not gpu" -n $(WORKERS) --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
 
 test-gpu: $(STAMP)
 	@$(PY) -m pytest -m gpu $(PYTEST_ARGS)
