@@ -14,11 +14,9 @@ from cutlass.cute.nvgpu import cpasync
 
 from cutegemm.hopper.layouts import Layouts
 from cutegemm.hopper.plan import HopperPlan, LineBox
-from cutegemm.hopper.realign import LineLoader, LineLoads, Staging, make_line_loads
+from cutegemm.hopper.realign import LineLoader, LineLoads, Staging, Tile, make_line_loads
 from cutegemm.parts.grid import Place
 from cutegemm.parts.ring import StageCursor, StageRing
-
-Tile: TypeAlias = tuple[Int32, Int32, Int32]  # (m, n, l)
 
 
 @dataclass(frozen=True)
