@@ -55,7 +55,7 @@ format: $(STAMP)
 	@$(PY) -m ruff format .
 
 test: lint
-	@echo "== pytest"; $(PY) -m pytest -m "not gpu" -n $(WORKERS) --maxprocesses 8 --dist loadfile $(PYTEST_ARGS)
+	@echo "== pytest"; $(PY) -m pytest -m "not gpu" -n $(WORKERS) --maxprocesses 8 --dist loadfile --durations 12 $(PYTEST_ARGS)
 
 test-gpu: $(STAMP)
 	@$(PY) -m pytest -m gpu $(PYTEST_ARGS)

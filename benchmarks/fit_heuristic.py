@@ -35,6 +35,7 @@ from cutegemm.costmodel import FITTED, Constants, Work, cost
 from cutegemm.hardware import Gpu, gpu_by_name
 from cutegemm.heuristic import candidates
 from cutegemm.hopper.plan import SPLITS
+from cutegemm.parts.paths import ALIGNED
 
 NEARLY_EQUAL = 0.012  # predictions this close, relative, share the choice
 START_NEARLY_EQUAL = 0.05  # wider at first: the way out of small dips
@@ -137,7 +138,7 @@ class Objective:
 def with_rivals(shape: Shape, gpu: Gpu, constants: Constants) -> Shape:
     """The shape with the RIVALS best predicted kernels it lacks; splits only where some were measured."""
     ways = SPLITS if any(kernel.splits > 1 for kernel in shape.us) else (1,)
-    table = candidates(KIND, "tma", ways)
+    table = candidates(KIND, ALIGNED, ways)
     total = cost(table, Work(shape.m, shape.n, shape.k), gpu, constants).total
     us = dict(shape.us)
     for row in np.argsort(total, kind="stable"):

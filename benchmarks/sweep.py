@@ -29,6 +29,7 @@ from cutegemm.bench.suite import load_suite
 from cutegemm.bench.worker import Worker
 from cutegemm.costmodel import Work, cost
 from cutegemm.hardware import Gpu
+from cutegemm.parts.paths import ALIGNED
 from cutegemm.scheduler import TileScheduler
 
 METHOD = Method(rounds=5, replay_ms=3.0, pause_ms=1.0)
@@ -55,7 +56,7 @@ def random_shapes(count: int, seed: int) -> list[Sizes]:
 
 def kernels_of(sizes: Sizes, gpu: Gpu, source: random.Random, everything: bool = False) -> list[Kernel]:
     """The kernels to measure for a shape, best predicted first; all legal ones if asked for."""
-    table = heuristic.candidates(KIND, "tma", heuristic.SPLITS)
+    table = heuristic.candidates(KIND, ALIGNED, heuristic.SPLITS)
     total = cost(table, Work(*sizes), gpu).total
     ranking = [int(row) for row in total.argsort(kind="stable")]
     if not everything:

@@ -23,7 +23,6 @@ from cutegemm import GemmConfig, GemmProblem
 from cutegemm.errors import ConfigError
 from cutegemm.hopper.plan import (
     MOVING_REGISTERS,
-    PRODUCER_REGISTERS,
     HopperPlan,
     accumulator_budget,
     plan,
@@ -170,7 +169,7 @@ def features(kernel: Kernel) -> set[tuple[str, Any]]:
         ("work", (kernel.work, schedule, config.cluster_size > 1)),
         ("work at the limit", (kernel.work, path, kernel.plan.accumulator_registers > budget - 8)),
         ("loads", (kernel.loads, problem.a_major, problem.b_major)),
-        ("loads at the limit", (moving, path, schedule, kernel.plan.accumulator_registers > budget - 8)),
+        ("loads at the limit", (moving, kernel.plan.accumulator_registers > budget - 8)),
         ("batched", problem.batched),
         ("swapped", config.swap_ab),
         ("at the limit", (path, problem.out_major, kernel.plan.accumulator_registers > budget - 8)),
@@ -229,7 +228,7 @@ def _resource_violations(resources: Any, worked_out: HopperPlan) -> Iterator[str
     at_entry = resources.registers * resources.threads
     consumers = worked_out.config.consumers * worked_out.consumer_registers
     movers = MOVING_REGISTERS if worked_out.staged_bytes else 0
-    traded = 128 * (PRODUCER_REGISTERS + consumers + movers)
+    traded = 128 * (worked_out.producer_registers + consumers + movers)
     if at_entry > REGISTER_FILE:
         yield f"{at_entry} registers at entry, an SM has {REGISTER_FILE}"
     if at_entry < traded:

@@ -14,6 +14,7 @@ from cutegemm.emulator.product import Circumstances
 from cutegemm.emulator.ptx import parse
 from cutegemm.errors import BuildError
 from cutegemm.gemm import Gemm
+from cutegemm.parts.paths import ALIGNED
 
 CASE = Case(256, 256, 576)
 CONFIG = GemmConfig(128, 128)
@@ -26,7 +27,7 @@ KERNELS = {
 
 def ptx_with_lines(gemm: Gemm) -> str:
     problem = gemm.problem.with_sizes(None, CASE.m, CASE.n, CASE.k)
-    return gemm._kernels.ptx_with_lines(gemm._kernels.choice(problem, GPU, "tma"))
+    return gemm._kernels.ptx_with_lines(gemm._kernels.choice(problem, GPU, ALIGNED))
 
 
 def raised(gemm: Gemm, ptx: str, **circumstances: object) -> EmulationError:

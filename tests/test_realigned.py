@@ -82,7 +82,7 @@ def test_fewer_lines_than_classes(sizes: tuple[int, int, int], majors: str) -> N
     ],
     ids=str,
 )
-@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("seed", [5])
 def test_kernels_and_schedulers(
     config: GemmConfig | None, scheduler: TileScheduler | None, seed: int | None
 ) -> None:
@@ -97,7 +97,7 @@ def test_one_operand_goes_to_its_place(aligned: str, majors: str) -> None:
     check((72, 136, 104), SMALL, majors, late, pads)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     st.tuples(st.integers(1, 140), st.integers(1, 140), st.integers(1, 200)),
     st.sampled_from(["kk", "kn", "mk", "mn"]), st.tuples(st.integers(0, 7), st.integers(0, 7)),

@@ -16,6 +16,7 @@ from cutegemm.bench import peers
 from cutegemm.costmodel import FITTED, cost
 from cutegemm.errors import BuildError
 from cutegemm.hardware import gpu_by_name
+from cutegemm.parts.paths import ALIGNED
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -229,7 +230,7 @@ def test_every_family_of_kernels_is_measured() -> None:
         8,
     }
     everything = sweep.kernels_of((8, 64, 4096), H200, random.Random(0), everything=True)
-    assert len(everything) == len(heuristic.candidates(sweep_data.KIND, "tma", heuristic.SPLITS).plans)
+    assert len(everything) == len(heuristic.candidates(sweep_data.KIND, ALIGNED, heuristic.SPLITS).plans)
 
 
 def test_a_sweep_on_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -18,7 +18,6 @@ from cutegemm.hopper.plan import (
     ALIGNMENT,
     MMA_M,
     MOVING_REGISTERS,
-    PRODUCER_REGISTERS,
     WARPGROUP_THREADS,
     HopperPlan,
 )
@@ -165,7 +164,7 @@ class HopperGemm:
         cute.arch.griddepcontrol_launch_dependents()
 
         if warpgroup == PRODUCER_WARPGROUP:
-            cute.arch.setmaxregister_decrease(PRODUCER_REGISTERS)
+            cute.arch.setmaxregister_decrease(plan.producer_registers)
             if warp == PRODUCER_WARP:
                 loader = make_loader(producer, ring, staging, (sA, sB), plan, place)
                 self._produce(loader, ring, feed, grid, place)

@@ -46,9 +46,11 @@ STORE_BUDGET = {
 LIGHT = 3.0  # an epilogue's load, see _load, up to which it fits beside the most accumulators
 PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = {1: 240, 2: 232}  # by number of consumer warpgroups; the sum fits 64 Ki registers
-# The same where a warpgroup more moves lines, and what it takes itself.
+# The same where a warpgroup more moves lines, what it takes itself, and what its producer does: it has as
+# many descriptors as there are classes of lines.
 CONSUMER_REGISTERS_BESIDE_MOVERS = {1: 240, 2: 200}
-MOVING_REGISTERS = 72
+MOVING_REGISTERS = 56
+PRODUCER_REGISTERS_BESIDE_MOVERS = 56
 ENTRY_REGISTERS_BESIDE_MOVERS = 128  # of a thread of 512, before they are traded
 WIDEST_BESIDE_MOVERS = 192  # columns of a WGMMA; wider ones were seen not to fit those
 LINE_CLASSES = 8  # of an operand whose pitch is no multiple of 16 bytes; see realign.py
@@ -217,6 +219,11 @@ class HopperPlan:
     def filling_arrivals(self) -> int:
         """How often those that fill a stage arrive: TMA's issuer for its bytes, the movers for theirs."""
         return (1 if self.in_place_bytes else 0) + (MOVERS if self.staged_bytes else 0)
+
+    @property
+    def producer_registers(self) -> int:
+        """Registers of a thread of the producer's warpgroup."""
+        return PRODUCER_REGISTERS_BESIDE_MOVERS if self.staged_bytes else PRODUCER_REGISTERS
 
     @property
     def consumer_registers(self) -> int:
