@@ -27,6 +27,7 @@ INPUT_BYTES = 2  # of an element of A or B
 MMA_M = 64  # rows of one WGMMA
 # Registers a consumer thread needs beside its accumulators: addresses, stage state, an output chunk.
 STREAM_BUDGET = 184  # the same where parts of sums are added to the accumulators
+STREAM_DIRECT_BUDGET = 160  # and then stored element by element
 REGISTER_RESERVE = 40
 # Accumulators that fit beside a store's addresses, by kind of store and contiguous mode of D, where that is
 # less than the reserve leaves. Found by compiling: at least 8 below the fewest seen to spill.
@@ -48,9 +49,9 @@ PRODUCER_REGISTERS = 40
 CONSUMER_REGISTERS = {1: 240, 2: 232}  # by number of consumer warpgroups; the sum fits 64 Ki registers
 # The same where a warpgroup more moves lines, what it takes itself, and what its producer does: it has as
 # many descriptors as there are classes of lines.
-CONSUMER_REGISTERS_BESIDE_MOVERS = {1: 240, 2: 200}
+CONSUMER_REGISTERS_BESIDE_MOVERS = {1: 240, 2: 192}
 MOVING_REGISTERS = 56
-PRODUCER_REGISTERS_BESIDE_MOVERS = 56
+PRODUCER_REGISTERS_BESIDE_MOVERS = 72
 ENTRY_REGISTERS_BESIDE_MOVERS = 128  # of a thread of 512, before they are traded
 WIDEST_BESIDE_MOVERS = 192  # columns of a WGMMA; wider ones were seen not to fit those
 LINE_CLASSES = 8  # of an operand whose pitch is no multiple of 16 bytes; see realign.py
@@ -386,7 +387,8 @@ def accumulator_budget(
     lost = CONSUMER_REGISTERS[consumers] - consumer_registers(consumers, moving)
     budget = CONSUMER_REGISTERS[consumers] - REGISTER_RESERVE
     budget = min(budget, STORE_BUDGET.get((store_kind, out_major), budget))
-    budget = min(budget, STREAM_BUDGET) if streamed else budget
+    if streamed:
+        budget = min(budget, STREAM_DIRECT_BUDGET if store_kind == "direct" else STREAM_BUDGET)
     return budget - lost
 
 
