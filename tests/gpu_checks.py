@@ -6,7 +6,6 @@ Nothing here needs a GPU; on a CPU the same checks judge torch's own product.
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -185,25 +184,6 @@ def error_complaints(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Ite
         if not float(mine) <= bound:
             worst = tuple(int(i) for i in (errors == errors.max()).nonzero()[0])
             yield f"{name} {float(mine):.3e}, bound {bound:.3e} (scale {float(scale):.3e}), worst at {worst}"
-
-
-@contextmanager
-def torch_sums_in_float32() -> Iterator[None]:
-    """torch may not sum in 16 bits meanwhile, nor cut float32 short: the bound would be loose."""
-    flags = torch.backends.cuda.matmul
-    names = (
-        "allow_tf32",
-        "allow_fp16_reduced_precision_reduction",
-        "allow_bf16_reduced_precision_reduction",
-    )
-    before = {name: getattr(flags, name) for name in names}
-    try:
-        for name in names:
-            setattr(flags, name, False)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(flags, name, value)
 
 
 def check(

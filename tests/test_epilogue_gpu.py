@@ -8,7 +8,7 @@ import pytest
 import torch
 from epilogue_checks import complaint, operands_for
 from epilogue_random import PLANS, Plan
-from gpu_checks import fresh_seed, torch_sums_in_float32
+from gpu_checks import fresh_seed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +18,7 @@ from cutegemm import epilogue as epi
 from cutegemm.cache import default_cache
 from cutegemm.epilogue import library
 from cutegemm.errors import OperandTypeError, ProblemError
+from cutegemm.fuzz.judge import torch_sums_in_float32
 from cutegemm.scheduler import Dynamic, StreamK, TileScheduler
 
 pytestmark = pytest.mark.gpu

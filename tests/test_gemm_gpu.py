@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_checks import Case, Operands, check, error_complaints, fresh_seed, torch_sums_in_float32
+from gpu_checks import Case, Operands, check, error_complaints, fresh_seed
 
 import cutegemm
 from cutegemm import Gemm, GemmConfig
+from cutegemm.fuzz.judge import torch_sums_in_float32
 from cutegemm.scheduler import ColumnMajor, GroupedM, GroupedN, Persistent, RowMajor, Static, TileScheduler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300, method="thread")]

@@ -13,8 +13,9 @@ from gpu_checks import (
     error_complaints,
     fresh_seed,
     torch_product,
-    torch_sums_in_float32,
 )
+
+from cutegemm.fuzz.judge import torch_sums_in_float32
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_checks import Case, Operands, check, torch_sums_in_float32
+from gpu_checks import Case, Operands, check
 
 import cutegemm
 from cutegemm import Gemm, GemmConfig
+from cutegemm.fuzz.judge import torch_sums_in_float32
 from cutegemm.scheduler import (
     Blocked,
     ColumnMajor,

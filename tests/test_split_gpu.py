@@ -5,10 +5,11 @@ from itertools import product
 
 import pytest
 import torch
-from gpu_checks import Case, check, torch_sums_in_float32
+from gpu_checks import Case, check
 
 import cutegemm
 from cutegemm import Gemm, GemmConfig
+from cutegemm.fuzz.judge import torch_sums_in_float32
 from cutegemm.scheduler import ColumnMajor, GroupedM, SplitK, TileScheduler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300, method="thread")]
