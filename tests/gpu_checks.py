@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from cutegemm.fuzz.judge import torch_product
+
 ALIGNMENT = 16  # bytes: what TMA asks of addresses and pitches
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -144,16 +146,6 @@ class Operands:
         found = "; ".join(self.complaints())
         if found:
             raise AssertionError(f"{what} {self.case}, seed {self.seed}: {found}")
-
-
-def torch_product(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
-    """What torch makes of the same inputs: on a GPU with its tensor cores and a float32 sum."""
-    if out_dtype == a.dtype:
-        return torch.matmul(a, b)
-    if a.is_cuda and a.shape[-1] and a.shape[-2] and b.shape[-1]:
-        product = torch.bmm if a.dim() == 3 else torch.mm
-        return product(a, b, out_dtype=torch.float32).to(out_dtype)
-    return torch.matmul(a.float(), b.float()).to(out_dtype)
 
 
 def float32_floor(k: int) -> float:

@@ -8,6 +8,7 @@
     grid.py      the work of a launch, and where a CTA stands in it
     feed.py      whose work is what
     ring.py      operand stages and their barriers
+    build.py     a plan compiled
     meeting.py   where a cluster's warps wait for each other
     squares.py   elements of accumulators to global memory, one by one
 
