@@ -42,7 +42,8 @@ def compile(
     epilogue    a function made by ``cutegemm.epilogue.fuse``: what is done to the product before it is stored
     scheduler   order of tiles and assignment to workers; None: chosen with the configuration
     config      a GemmConfig; None: chosen by the heuristic; "autotune": measured on the current GPU, which
-                takes some seconds the first time, and remembered on disk. All sizes must be known for it
+                takes some seconds the first time, and remembered on disk. All sizes must be known for it.
+                Operands that are loaded in another way than dense ones get the heuristic's choice
     target      "sm_90a" (Hopper), "sm_100a" (Blackwell: B200, GB200), or None: the current GPU.
                 Cross-compiling needs no GPU.
 
@@ -77,7 +78,7 @@ def compile(
             )
         from cutegemm.tuning.tuner import autotuned  # brings in the bench
 
-        config, scheduler = autotuned(problem, scheduler, name)
+        return Gemm(problem, autotuned(problem, scheduler, name), scheduler, name).prepare()
     if epilogue is not None:
         return FusedGemm(problem, config, scheduler, name, epilogue).prepare()
     return Gemm(problem, config, scheduler, name).prepare()

@@ -22,7 +22,7 @@ from cutegemm.errors import (
     TargetError,
 )
 from cutegemm.hardware import Gpu, current_gpu, gpu_by_name
-from cutegemm.kernels import Choice, Kernels
+from cutegemm.kernels import Choice, Fastest, Kernels
 from cutegemm.operands import check_call, check_grad, operand_rules, read_sizes
 from cutegemm.parts.paths import Paths
 from cutegemm.parts.plan import KernelPlan
@@ -56,7 +56,7 @@ class Gemm:
     def __init__(
         self,
         problem: GemmProblem,
-        config: GemmConfig | None,
+        config: GemmConfig | Fastest | None,
         scheduler: TileScheduler | None,
         target: str,
     ) -> None:
@@ -195,8 +195,8 @@ class Gemm:
     @cached_property
     def _one_product(self) -> "Gemm":
         """For batches whose matrices do not all begin on a unit TMA addresses: one of their products."""
-        problem = replace(self.problem, l=1, batched=False)
-        return Gemm(problem, self._kernels.config, self._kernels.scheduler, self.target)
+        single = self._kernels.of_one_product()
+        return Gemm(single.problem, single.config, single.scheduler, self.target)
 
     def _launch_for(
         self, sizes: tuple[int, int, int, int], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
@@ -331,7 +331,8 @@ class Gemm:
         ]
         if given is not None:
             cost = heuristic.estimate(choice.plan(self.problem), self.problem, model)
-            lines += [_explained(cost), f"configuration given, not chosen: {choice.config}; candidates:"]
+            whence = "measured" if isinstance(given, Fastest) else "given"
+            lines += [_explained(cost), f"configuration {whence}, not chosen: {choice.config}; candidates:"]
         lines += map(_explained, heuristic.ranked(self.problem, model, count, choice.paths, splits))
         return "\n".join((*lines, _EXPLAIN_LEGEND))
 

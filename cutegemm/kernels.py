@@ -47,18 +47,39 @@ class Choice:
             return False
 
 
+@dataclass(frozen=True)
+class Fastest:
+    """The kernel that was fastest for a problem whose operands went these ways.
+
+    It says nothing about operands that are loaded in other ways: those get the heuristic's choice.
+    """
+
+    config: GemmConfig
+    scheduler: TileScheduler
+    paths: Paths
+
+    def choice(self, problem: GemmProblem, paths: Paths, target: str) -> Choice | None:
+        """The measured kernel with operands that go these ways; None where it is not the one to take."""
+        choice = Choice(self.config, self.scheduler, paths, target)
+        alike = replace(paths, store=self.paths.store) == self.paths
+        return choice if alike and choice.is_legal(problem) else None
+
+    def __str__(self) -> str:
+        return f"{self.config} as measured"
+
+
 class Kernels:
     """The kernels of one problem: what the user fixed, and the heuristic for the rest.
 
     problem     sizes may be unknown
-    config      None: chosen for the sizes at hand
+    config      None: chosen for the sizes at hand; Fastest: that where it holds, chosen elsewhere
     scheduler   None: chosen with the configuration
     """
 
     def __init__(
         self,
         problem: GemmProblem,
-        config: GemmConfig | None,
+        config: GemmConfig | Fastest | None,
         scheduler: TileScheduler | None,
         target: str,
     ) -> None:
@@ -75,10 +96,20 @@ class Kernels:
     def choice(self, sizes: GemmProblem, gpu: Gpu, paths: Paths) -> Choice:
         """The kernel for a problem of these sizes on a GPU. Raises ProblemError, ConfigError."""
         check_paths(self.target, paths)
+        if isinstance(self.config, Fastest):
+            measured = self.config.choice(self.problem, paths, self.target)
+            return self._chosen(sizes, gpu, paths) if measured is None else self._filled_in(measured)
         if self.config is not None:
             scheduler = self.scheduler or default_scheduler(self.config, 1, self.problem, gpu)
-            given = Choice(self.config, scheduler, paths, self.target)
-            return replace(given, config=given.plan(self.problem).config)
+            return self._filled_in(Choice(self.config, scheduler, paths, self.target))
+        return self._chosen(sizes, gpu, paths)
+
+    def _filled_in(self, given: Choice) -> Choice:
+        """With the stages the plan finds room for. Raises ConfigError."""
+        return replace(given, config=given.plan(self.problem).config)
+
+    def _chosen(self, sizes: GemmProblem, gpu: Gpu, paths: Paths) -> Choice:
+        """The heuristic's. Raises ConfigError."""
         splits = heuristic.SPLITS if self.scheduler is None else (self.scheduler.splits,)
         likely = _by_size_class(self.problem, sizes)
         ranking = heuristic.ranked(likely, gpu, 1, paths, splits)
@@ -95,8 +126,10 @@ class Kernels:
         )
 
     def of_one_product(self) -> "Kernels":
-        """Those of one product of a batch."""
-        return Kernels(replace(self.problem, l=1, batched=False), self.config, self.scheduler, self.target)
+        """Those of one product of a batch; what was measured for the batch is not taken for one of it."""
+        problem = replace(self.problem, l=1, batched=False)
+        config = None if isinstance(self.config, Fastest) else self.config
+        return Kernels(problem, config, self.scheduler, self.target)
 
     @cached_property
     def _given_identity(self) -> str | None:

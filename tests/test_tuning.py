@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import pickle
 import random
 import warnings
 from pathlib import Path
@@ -20,7 +21,7 @@ from cutegemm.bench.sweeps import SweepProgress
 from cutegemm.errors import BuildError, CacheWarning, DeviceError, OperandTypeError, ProblemError, TargetError
 from cutegemm.hardware import gpu_by_name
 from cutegemm.kernels import Kernels
-from cutegemm.parts.paths import ALIGNED
+from cutegemm.parts.paths import ALIGNED, Paths
 from cutegemm.scheduler import GroupedN, Persistent, RowMajor, SplitK, TileScheduler
 from cutegemm.tuning import tuner, winners
 from cutegemm.tuning.candidates import candidates
@@ -233,6 +234,73 @@ def test_progress_is_told_of_every_candidate(machine: Machine) -> None:
     assert list(told.phases) == ["compile", "measure", "confirm"]
     assert told.phases["compile"][0] == len(tuned.trials)
     assert all(total == done for total, done in told.phases.values())
+
+
+# --- operands that lie otherwise than those that were measured ----------------------------------------------
+
+
+def cluster_wins(machine: Machine, problem: GemmProblem) -> Variant:
+    """A kernel for aligned operands alone is the fastest by far: that one."""
+    fast = next(
+        Variant(found.config, found.scheduler)
+        for found in candidates(problem, H200, None)
+        if found.config.cluster_size > 1 and found.scheduler.splits == 1
+    )
+    machine.cost = lambda variant: 5.0 if variant == fast else 10.0
+    return fast
+
+
+def test_operands_off_16_bytes_get_the_heuristics_choice(machine: Machine) -> None:
+    fast = cluster_wins(machine, SMALL)
+    gemm = cutegemm.compile((48, 64, 96), "bfloat16", config="autotune", target="sm_90a")
+    assert Variant(gemm.config, gemm.scheduler) == fast
+    untuned = Kernels(SMALL, None, None, "sm_90a")
+    for paths in (Paths("realigned"), Paths("tma", "realigned"), Paths("realigned", "realigned", "direct")):
+        choice = gemm._kernels.choice(SMALL, H200, paths)
+        assert choice == untuned.choice(SMALL, H200, paths)
+        assert choice.config != fast.config
+        assert gemm._kernels._key(choice) == untuned._key(choice), "one kernel, whoever asks for it"
+    direct = gemm._kernels.choice(SMALL, H200, Paths(store="direct"))
+    assert Variant(direct.config, direct.scheduler) == fast
+
+    a, b = torch.randn(48, 97, dtype=torch.bfloat16)[:, 1:], torch.randn(64, 96, dtype=torch.bfloat16).t()
+    for operand in (a, a.contiguous()):
+        found = gemm.emulate(operand, b).out
+        assert torch.allclose(found.float(), a.float() @ b.float(), rtol=2**-7, atol=1e-2)
+    assert "configuration measured, not chosen" in gemm.explain()
+
+
+def test_what_was_measured_with_odd_lines_is_not_taken_for_aligned_ones(machine: Machine) -> None:
+    problem = GemmProblem(48, 64, 97)
+    fast = other_than(problem, 2)
+    machine.cost = lambda variant: 5.0 if variant == fast else 10.0
+    gemm = cutegemm.compile((48, 64, 97), "bfloat16", config="autotune", target="sm_90a")
+    assert Variant(gemm.config, gemm.scheduler) == fast
+    assert str(gemm.paths) == "A realigned, B realigned, D tma"
+    padded = gemm._kernels.choice(problem, H200, ALIGNED)
+    assert padded == Kernels(problem, None, None, "sm_90a").choice(problem, H200, ALIGNED)
+
+
+def test_a_given_scheduler_is_kept_for_operands_off_16_bytes(machine: Machine) -> None:
+    rows = TileScheduler(RowMajor())
+    cluster_wins(machine, SMALL)
+    gemm = cutegemm.compile((48, 64, 96), "bfloat16", config="autotune", scheduler=rows, target="sm_90a")
+    assert gemm._kernels.choice(SMALL, H200, Paths("realigned")).scheduler == rows
+    again = pickle.loads(pickle.dumps(gemm))
+    assert again == gemm
+    assert again.config == gemm.config
+    assert again._kernels.choice(SMALL, H200, Paths("realigned")).scheduler == rows
+
+
+def test_what_was_measured_for_a_batch_is_not_taken_for_one_of_it(machine: Machine) -> None:
+    problem = GemmProblem(48, 64, 96, 3, batched=True)
+    fast = other_than(problem, 3)
+    machine.cost = lambda variant: 5.0 if variant == fast else 10.0
+    gemm = cutegemm.compile((3, 48, 64, 96), "bfloat16", config="autotune", target="sm_90a")
+    assert gemm.config == fast.config
+    single = gemm._one_product
+    assert single == cutegemm.compile((48, 64, 96), "bfloat16", target="sm_90a")
+    assert gemm._kernels.of_one_product().config is None
 
 
 # --- what fails --------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from cutegemm.alignment import expected_paths
 from cutegemm.bench.method import FULL, Method
 from cutegemm.bench.peers import Variant
 from cutegemm.bench.result import BASELINE
@@ -29,9 +30,9 @@ from cutegemm.bench.sweeps import (
 from cutegemm.bench.worker import Build, Measure, Worker
 from cutegemm.bench.workload import Case, Ceilings
 from cutegemm.cache import cache_dir, process_lock
-from cutegemm.config import GemmConfig
 from cutegemm.errors import DeviceError, OperandTypeError, ProblemError, TargetError
 from cutegemm.hardware import Gpu, current_gpu
+from cutegemm.kernels import Fastest
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import TileScheduler
 from cutegemm.tuning.candidates import DEFAULT_TOP, Candidate, candidates
@@ -73,22 +74,20 @@ class Tuned:
     trials: tuple[Trial, ...] = ()
 
 
-def autotuned(
-    problem: GemmProblem, scheduler: TileScheduler | None, target: str
-) -> tuple[GemmConfig | None, TileScheduler | None]:
-    """The configuration and scheduler for ``compile(config="autotune")``: remembered, or measured now.
+def autotuned(problem: GemmProblem, scheduler: TileScheduler | None, target: str) -> Fastest | None:
+    """The kernel for ``compile(config="autotune")``: remembered, or measured now, with dense operands.
 
-    A bar is drawn on standard error while it is measured, on a terminal. Problems with nothing to compute
-    get (None, scheduler). Raises as ``tune`` does, TargetError if the GPU here does not run ``target``.
+    A bar is drawn on standard error while it is measured, on a terminal. None for problems with nothing to
+    compute. Raises as ``tune`` does, TargetError if the GPU here does not run ``target``.
     """
     if problem.is_static and 0 in (problem.l, problem.m, problem.n, problem.k):
-        return None, scheduler
+        return None
     from cutegemm.tuning.report import TuneBar
 
     with TuneBar.on_stderr() as bar:
         bar.shape(str(problem), 1, 1)
         winner = tune(problem, scheduler=scheduler, target=target, progress=bar).winner
-    return winner.config, winner.scheduler(scheduler)
+    return Fastest(winner.config, winner.scheduler(scheduler), expected_paths(problem))
 
 
 def tune(
