@@ -133,7 +133,7 @@ class Table:
             column([p.splits for p in plans]),
             np.array([p.cluster_ctas for p in plans], dtype=np.intp),
             column([p.stages for p in plans]),
-            column([p.moved_bytes / LINE_BYTES for p in plans]),
+            column([p.line_boxes.moved_bytes / LINE_BYTES for p in plans]),
             column([p.warpgroup_n for p in plans]),
             column([p.warpgroups_m * p.warpgroups_n for p in plans]),
             column([_store_segments(p, kind.swapped() if p.config.swap_ab else kind) for p in plans]),

@@ -21,14 +21,15 @@ from cutegemm.hopper.plan import (
     WARPGROUP_THREADS,
     HopperPlan,
 )
-from cutegemm.hopper.producer import Loader, TmaProducer, make_loader, make_producer
-from cutegemm.hopper.realign import Movers, make_movers, make_staging
+from cutegemm.hopper.producer import make_loader, make_producer
 from cutegemm.hopper.reduction import Reduction, make_reduction
 from cutegemm.hopper.stores import STORE_BARRIERS, Store, make_store
 from cutegemm.hopper.teams import Member, Steps, make_team
 from cutegemm.parts.feed import Feed, divided, make_feed
 from cutegemm.parts.grid import Place, TaskGrid, k_share
 from cutegemm.parts.host import Record, read_record, refusal, write_outcome
+from cutegemm.parts.loads import Loader, TmaProducer
+from cutegemm.parts.realign import Movers, make_movers, make_staging
 from cutegemm.parts.ring import StageRing
 from cutegemm.parts.tensors import CUTE_DTYPES, kernel_modes
 from cutegemm.problem import GemmProblem
@@ -47,7 +48,7 @@ class HopperGemm:
         warpgroup 0         warp 0 is the producer, warp 1 fetches tasks (Dynamic); the others only lend
                             their registers
         warpgroups 1, 2     consumers: all on one tile (cooperative), or each on its own (ping-pong)
-        one more            movers, where TMA cannot put an operand in its place (realign.py)
+        one more            movers, where TMA cannot put an operand in its place (parts/realign.py)
 
     Barriers (see StageRing): inputs_arrived counts 1 arrival and the bytes of a stage;
     inputs_consumed counts one arrival for each consumer warp of each CTA that reads what this one loads.
@@ -146,7 +147,8 @@ class HopperGemm:
         sA, sB = self._operand_stages(a_staged, b_staged, smem)
         readers = plan.config.cluster_m + plan.config.cluster_n - 1
         ring = StageRing(barriers, barriers + plan.stages, plan.stages, readers)
-        staging: Any = make_staging(plan, self.problem, smem, barriers + of_staging)
+        dtype = CUTE_DTYPES[self.problem.a_dtype]
+        staging: Any = make_staging(plan.line_boxes, plan.stages, dtype, smem, barriers + of_staging)
         buffers: Any = store.allocate(smem, barriers + of_store)
         if warp == PRODUCER_WARP:
             with cute.arch.elect_one():

@@ -5,7 +5,6 @@ the plan that comes out, and the heuristic asks the same function.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from cutegemm.config import GemmConfig, check_one_of
 from cutegemm.epilogue.graph import HALF
@@ -20,10 +19,10 @@ from cutegemm.parts.limits import (
     SMEM_BYTES,
     WARPGROUP_THREADS,
 )
+from cutegemm.parts.lines import INPUT_BYTES, MOVERS, ODD_PITCH, LineBoxes, check_lines, line_boxes
 from cutegemm.parts.paths import ALIGNED, Paths
 from cutegemm.problem import GemmProblem, dtype_bytes
 
-INPUT_BYTES = 2  # of an element of A or B
 MMA_M = 64  # rows of one WGMMA
 # Registers a consumer thread needs beside its accumulators: addresses, stage state, an output chunk.
 STREAM_BUDGET = 184  # the same where parts of sums are added to the accumulators
@@ -54,50 +53,11 @@ MOVING_REGISTERS = 56
 PRODUCER_REGISTERS_BESIDE_MOVERS = 72
 ENTRY_REGISTERS_BESIDE_MOVERS = 128  # of a thread of 512, before they are traded
 WIDEST_BESIDE_MOVERS = 192  # columns of a WGMMA; wider ones were seen not to fit those
-LINE_CLASSES = 8  # of an operand whose pitch is no multiple of 16 bytes; see realign.py
-MOVERS = 4  # warps that move its lines
-UNIT = 8  # elements of the 16 bytes TMA moves at least
-REALIGNED_SPAN = 64  # elements of a line that eight of their lanes take at once
-REALIGNED_LINES = 32  # of a tile: four of each class, a warp's
-MAX_BOX = 256  # elements of a TMA box along one mode
-SMEM_UNIT = 128  # bytes: where TMA writes begins on one
 
 TILE_M = (64, 128, 192, 256)
 TILE_K = (64, 128)
 CLUSTER = (1, 2)
 SPLITS = (1, 2, 4, 8)
-
-
-@dataclass(frozen=True)
-class LineBox:
-    """The lines of one class in a tile: every eighth; see realign.py.
-
-    lines    of the class in a tile
-    length   elements of a line that the tile needs
-    """
-
-    lines: int
-    length: int
-    k_major: bool
-
-    @property
-    def loaded(self) -> int:
-        """Elements loaded for a line, which begins within the first unit and ends within the last."""
-        return self.length + UNIT
-
-    @property
-    def bytes(self) -> int:
-        """Bytes loaded for the class."""
-        return self.lines * self.loaded * INPUT_BYTES
-
-    @property
-    def class_elements(self) -> int:
-        """From one class to the next in the staging buffer."""
-        return -(-self.bytes // SMEM_UNIT) * SMEM_UNIT // INPUT_BYTES
-
-    def modes(self, across: Any, along: Any) -> tuple[Any, Any]:
-        """Something of the mode across lines and something of the one along them, as (rows, K)."""
-        return (across, along) if self.k_major else (along, across)
 
 
 @dataclass(frozen=True)
@@ -107,7 +67,7 @@ class HopperPlan:
     warpgroups_m, warpgroups_n  how the consumers of one tile split it
     teams                       tiles a CTA has in flight: 1 cooperative, 2 ping-pong
     chunks                      (first column, width) of the output pieces a warpgroup stores, in elements
-    line_boxes                  of A and of B, where they come by way of the staging buffer
+    line_boxes                  of the operands that come by way of the staging buffer
     stage_bytes                 of A and B in their places, without the staging buffer
     smem_bytes                  dynamic shared memory of a CTA
     streamed                    whether a tile's sum may come in parts from several workers (StreamK)
@@ -120,7 +80,7 @@ class HopperPlan:
     warpgroups_n: int
     teams: int
     chunks: tuple[tuple[int, int], ...]
-    line_boxes: tuple[LineBox | None, LineBox | None]
+    line_boxes: LineBoxes
     stages: int
     store_stages: int
     stage_bytes: int
@@ -197,7 +157,7 @@ class HopperPlan:
     @property
     def staged_bytes(self) -> int:
         """Bytes of a stage that come by way of the staging buffer."""
-        return sum(LINE_CLASSES * box.bytes for box in self.line_boxes if box)
+        return self.line_boxes.staged_bytes
 
     @property
     def stages_ahead(self) -> int:
@@ -205,21 +165,9 @@ class HopperPlan:
         return self.stages * (2 if self.staged_bytes else 1)
 
     @property
-    def moved_bytes(self) -> int:
-        """Bytes of a stage that movers write where WGMMA reads them."""
-        return sum(LINE_CLASSES * box.lines * box.length * INPUT_BYTES for box in self.line_boxes if box)
-
-    @property
-    def in_place_bytes(self) -> int:
-        """Bytes of a stage that TMA puts in their place."""
-        rows = (self.config.tile_m, self.config.tile_n)
-        in_place = sum(size for size, box in zip(rows, self.line_boxes, strict=True) if not box)
-        return in_place * self.config.tile_k * INPUT_BYTES
-
-    @property
     def filling_arrivals(self) -> int:
         """How often those that fill a stage arrive: TMA's issuer for its bytes, the movers for theirs."""
-        return (1 if self.in_place_bytes else 0) + (MOVERS if self.staged_bytes else 0)
+        return (1 if self.line_boxes.in_place_bytes else 0) + (MOVERS if self.staged_bytes else 0)
 
     @property
     def producer_registers(self) -> int:
@@ -272,8 +220,8 @@ def plan(
     if problem.epilogue is not None and splits == 1:
         columns = sum(dtype_bytes(str(operand.dtype)) for operand in problem.epilogue.columns)
         beside += config.consumers * config.tile_n // warpgroups_n * columns
-    boxes = _line_boxes(config, problem, paths)
-    staged = sum(LINE_CLASSES * box.class_elements * INPUT_BYTES for box in boxes if box)
+    boxes = line_boxes((config.tile_m, config.tile_n), config, problem, paths)
+    staged = boxes.buffer_bytes
     # A direct store has no pieces in shared memory, unless they come out of an epilogue.
     stored = chunks if paths.store == "tma" or (problem.epilogue is not None and splits == 1) else ()
     stages, store_stages, sizes = _shared_memory(config, problem, stored, (beside, staged))
@@ -450,46 +398,17 @@ def _check_tile_n(config: GemmConfig, problem: GemmProblem, warpgroups_n: int) -
         check_one_of("tile_n", config.tile_n, legal, f"B {problem.b_major}-major{sharers}")
 
 
-def _line_boxes(
-    config: GemmConfig, problem: GemmProblem, paths: Paths
-) -> tuple[LineBox | None, LineBox | None]:
-    """Those of A and of B; None for an operand TMA puts in its place."""
-
-    def box(path: str, rows: int, k_major: bool) -> LineBox | None:
-        if path != "realigned":
-            return None
-        lines, length = (rows, config.tile_k) if k_major else (config.tile_k, rows)
-        return LineBox(lines // LINE_CLASSES, length, k_major)
-
-    a = box(paths.a, config.tile_m, problem.a_major == "k")
-    return a, box(paths.b, config.tile_n, problem.b_major == "k")
-
-
 def _check_realigned(config: GemmConfig, problem: GemmProblem, paths: Paths, warpgroups_n: int) -> None:
     if "realigned" not in (paths.a, paths.b):
         return
-    pitch = "an operand whose lines are not all on 16 bytes"
-    if config.cluster_size > 1:
-        raise ConfigError(
-            f"cluster {config.cluster_m}x{config.cluster_n} with {pitch}: its lines are put in place by the "
-            "CTA that needs them, and not multicast; use a cluster of 1x1"
-        )
-    check_one_of("tile_k", config.tile_k, (REALIGNED_SPAN,), pitch)
+    check_lines(config, problem, paths)
     if config.consumers == 2 and config.tile_n // warpgroups_n > WIDEST_BESIDE_MOVERS:
         raise ConfigError(
-            f"tile_n={config.tile_n} with {pitch}: the assembler has {ENTRY_REGISTERS_BESIDE_MOVERS} "
+            f"tile_n={config.tile_n} with {ODD_PITCH}: the assembler has {ENTRY_REGISTERS_BESIDE_MOVERS} "
             "registers a thread for a WGMMA beside two consumers and the movers, which is too few for one of "
             f"{config.tile_n // warpgroups_n} columns; the nearest legal tile_n is "
             f"{WIDEST_BESIDE_MOVERS * warpgroups_n}, or use 1 consumer"
         )
-    widest = (MAX_BOX - UNIT) // REALIGNED_SPAN * REALIGNED_SPAN
-    along = tuple(range(REALIGNED_SPAN, widest + 1, REALIGNED_SPAN))
-    if paths.a == "realigned" and problem.a_major != "k":
-        check_one_of("tile_m", config.tile_m, along, f"A m-major, {pitch},")
-    if paths.b == "realigned" and problem.b_major != "k":
-        check_one_of("tile_n", config.tile_n, along, f"B n-major, {pitch},")
-    if paths.b == "realigned" and problem.b_major == "k":
-        check_one_of("tile_n", config.tile_n, tuple(range(REALIGNED_LINES, 257, REALIGNED_LINES)), pitch)
 
 
 def _check_split(config: GemmConfig, splits: int) -> None:

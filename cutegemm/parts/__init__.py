@@ -8,9 +8,12 @@
     grid.py      the work of a launch, and where a CTA stands in it
     feed.py      whose work is what
     ring.py      operand stages and their barriers
+    loads.py     what the loading warp starts
+    lines.py     operands that TMA cannot put in their place: what a tile's lines are
+    realign.py   their loads, and the warps that shift them into place
     build.py     a plan compiled
     meeting.py   where a cluster's warps wait for each other
     squares.py   elements of accumulators to global memory, one by one
 
-Nothing here knows torch. Every module but limits.py, paths.py and plan.py imports the compiler.
+Nothing here knows torch. Every module but limits.py, lines.py, paths.py and plan.py imports the compiler.
 """

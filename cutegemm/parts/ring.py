@@ -1,7 +1,8 @@
 """The ring of operand stages between the producer and the consumers, and its two kinds of barriers.
 
     inputs_arrived[s]    completes when every byte of stage s has landed: one arrival (the producer's,
-                         announcing the bytes) plus the bytes themselves
+                         announcing the bytes) plus the bytes themselves; where movers fill it (realign.py),
+                         also an arrival of each of their warps
     inputs_consumed[s]   completes when every warp that reads stage s is done with it, in this CTA and,
                          with multicast, in each CTA this CTA's loads also feed
 
@@ -69,6 +70,10 @@ class StageRing:
     def wait_consumed(self, cursor: StageCursor) -> None:
         """Producer: until the stage's previous contents are no longer read by anyone."""
         cute.arch.mbarrier_wait(self.inputs_consumed + cursor.stage, cursor.parity ^ 1)
+
+    def arrive(self, cursor: StageCursor) -> None:
+        """A thread of those that fill a stage: its share is in place."""
+        cute.arch.mbarrier_arrive(self.inputs_arrived + cursor.stage)
 
     def wait_arrived(self, cursor: StageCursor) -> None:
         """Consumer: until the stage's bytes are in shared memory."""

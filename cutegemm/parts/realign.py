@@ -10,7 +10,7 @@ there are zeros, and nothing is read.
 
 A class's box is a unit longer than the lines of the tile, since these begin within the first unit and end
 within the last. A warpgroup of movers reads it from the staging buffer, shifts it by what the
-class begins late, and writes it where, and swizzled as, WGMMA reads it.
+class begins late, and writes it where, and swizzled as, MMAs read it.
 """
 
 from dataclasses import dataclass
@@ -21,11 +21,9 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 
-from cutegemm.hopper.plan import LINE_CLASSES, MOVERS, UNIT, HopperPlan, LineBox
 from cutegemm.parts.limits import ALIGNMENT, TMA_ALIGNMENT
+from cutegemm.parts.lines import LINE_CLASSES, MOVERS, UNIT, LineBox, LineBoxes
 from cutegemm.parts.ring import StageCursor, StageRing
-from cutegemm.parts.tensors import CUTE_DTYPES
-from cutegemm.problem import GemmProblem
 
 LANES_OF_LINE = 8  # of a warp, side by side: they read and write a whole line of 128 bytes without conflicts
 LINES_OF_WARP = 4
@@ -50,7 +48,7 @@ class LineLoads:
     box: cutlass.Constexpr[LineBox]
 
     def prefetch(self) -> None:
-        """See TileLoads.prefetch."""
+        """See TmaProducer.prefetch."""
         for atom in self.atoms:
             cpasync.prefetch_descriptor(atom)
 
@@ -168,7 +166,7 @@ class Mover:
     """A moving thread's view of one operand.
 
     buffer       the staging buffer, as 32-bit words
-    placed       (vector, row or vector of rows, k or vector of k, stage): where WGMMA reads
+    placed       (vector, row or vector of rows, k or vector of k, stage): where MMAs read
     first, step  see LineLoads
     warp         which of the movers; they take the classes in turn
     line, lane   which of the warp's lines, and which of its vectors
@@ -255,28 +253,33 @@ class Movers:
         self.ring.wait_consumed(cursor)
         for operand in self.operands:
             operand.move(cursor.stage)
-        # WGMMA reads through the asynchronous proxy what was written here.
+        # MMAs read through the asynchronous proxy what was written here.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         if cute.arch.lane_idx() == 0:
-            cute.arch.mbarrier_arrive(self.ring.inputs_arrived + cursor.stage)
+            self.ring.arrive(cursor)
             cute.arch.mbarrier_arrive(self.staging.lines_taken + cursor.stage)
 
 
-def make_staging(plan: HopperPlan, problem: GemmProblem, smem: Any, barriers: cute.Pointer) -> Staging | None:
-    """Device side: allocates the staging buffer, if there is one. barriers: room for its ring."""
-    if not plan.staged_bytes:
+def make_staging(
+    boxes: LineBoxes, stages: int, dtype: Any, smem: Any, barriers: cute.Pointer
+) -> Staging | None:
+    """Device side: allocates the staging buffer, if there is one.
+
+    stages     of the operands, of that dtype
+    barriers   room for the staging buffer's ring
+    """
+    if not boxes.staged_bytes:
         return None
-    dtype = CUTE_DTYPES[problem.a_dtype]
 
     def buffer(box: LineBox | None) -> cute.Pointer | None:
         if box is None:
             return None
-        elements = plan.stages * LINE_CLASSES * box.class_elements
+        elements = stages * LINE_CLASSES * box.class_elements
         return smem.allocate_array(dtype, elements, byte_alignment=ALIGNMENT)
 
-    a, b = (buffer(box) for box in plan.line_boxes)
-    return Staging(barriers, barriers + plan.stages, (a, b), plan.stages)
+    a, b = (buffer(box) for box in boxes.both)
+    return Staging(barriers, barriers + stages, (a, b), stages)
 
 
 def make_movers(
@@ -286,7 +289,7 @@ def make_movers(
 ) -> Movers:
     """Device side: the calling thread's part; its warpgroup moves lines.
 
-    operands: how A and B are loaded, and where WGMMA reads them, (rows, tile_k, stage).
+    operands: how A and B are loaded, and where MMAs read them, (rows, tile_k, stage).
     """
     movers = tuple(
         _mover(loads, buffer, sX)
