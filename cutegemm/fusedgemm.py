@@ -203,9 +203,9 @@ class FusedGemm(Gemm):
         operands = {**self.fused.defaults, **operands}
         epilogue = self.fused.epilogue
         bound = bound_operands(self.fused, operands, sizes, a, self.problem)
-        columns = scaled_size(n, epilogue.width)
+        columns = self._result_columns(n)
         if out is None:
-            out = self.allocate(a, b, columns)
+            out = self._allocate(a, b)
         check_out(self.problem, out, a, b, columns)
         check_grad(a, b, out)
         further = {
@@ -259,13 +259,9 @@ class FusedGemm(Gemm):
             zeros.append(dense if major else dense.transpose(-1, -2))
         return zeros[0][..., : a.shape[-2], :], zeros[1][..., : b.shape[-1]]
 
-    def allocate(self, a: torch.Tensor, b: torch.Tensor, columns: int) -> torch.Tensor:
-        """A dense result tensor of so many columns."""
-        batch, rows = a.shape[:-2], a.shape[-2]
-        if self.problem.out_major == "n":
-            return a.new_empty((*batch, rows, columns), dtype=self.problem.out_torch, requires_grad=False)
-        flat = a.new_empty((*batch, columns, rows), dtype=self.problem.out_torch, requires_grad=False)
-        return flat.transpose(-1, -2)
+    def _result_columns(self, n: int) -> int:
+        """Columns of the main output of a product of n."""
+        return scaled_size(n, self.fused.epilogue.width)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How copy makes an equal FusedGemm; pickle asks that the epilogue's function can be imported."""

@@ -10,6 +10,7 @@ import torch
 
 from cutegemm import heuristic
 from cutegemm.alignment import expected_paths, one_at_a_time, paths_of
+from cutegemm.allocation import dense_beside, dense_maker
 from cutegemm.artifact import Artifact, Resources
 from cutegemm.callrecord import CallRecord, Outcome, OutcomeWord
 from cutegemm.config import GemmConfig
@@ -42,6 +43,9 @@ NOMINAL_GPU = {"sm_90a": "H200", "sm_100a": "B200"}
 MAX_KNOWN_LAUNCHES = 65536
 
 outcome_word = OutcomeWord()
+LAUNCHED = int(Outcome.LAUNCHED)  # a member of an enumeration takes longer to look up
+# What passing something else than the tensors a launch was prepared for may raise.
+REFUSALS = (LookupError, AttributeError, ValueError, TypeError, RuntimeError)
 
 
 class Gemm:
@@ -99,20 +103,25 @@ class Gemm:
             with on_stream(stream, a):
                 return self(a, b, out=out)
         error: Exception | None = None
+        launch = result = None
         try:
-            launch = self._launches.get(self._launch_key(a, b))
+            # A known kind of call. Nothing is checked here that the compiled host code checks.
+            key = a.get_device() if self._static else (a.get_device(), a.shape, b.shape)
+            launch = self._launches.get(key)
             if launch is not None:
-                if out is None:
-                    out = self._allocate(a, b)
-                if torch.is_grad_enabled():
+                result = launch.new_result() if out is None else out
+                if a.requires_grad or b.requires_grad or result.requires_grad:
                     check_grad(a, b, out)
-                launch.function(a, b, out, launch.record_address, outcome_word.address)
-                if outcome_word.word.value == Outcome.LAUNCHED:
-                    return out
+                outcome, address = outcome_word.both
+                launch.function(a, b, result, launch.record_address, address)
+                if outcome.value == LAUNCHED:
+                    return result
         except CutegemmError:
             raise
-        except (LookupError, AttributeError, ValueError, TypeError, RuntimeError) as caught:
+        except REFUSALS as caught:
             error = caught
+        if launch is not None and result is not None and self._launched_otherwise(launch, a, b, result):
+            return result
         # A new kind of call, or one the host code refused: the thorough checks say what is wrong.
         return self._thorough_call(a, b, out, error)
 
@@ -155,6 +164,26 @@ class Gemm:
     def _launch_key(self, a: torch.Tensor, b: torch.Tensor) -> Any:
         """What decides on the launch; sizes of a static problem are compared by the launch itself."""
         return a.get_device() if self._static else (a.get_device(), a.shape, b.shape)
+
+    def _launched_otherwise(self, known: "Launch", a: Any, b: Any, out: Any) -> bool:
+        """Tries the kernel prepared for these sizes and this call's alignment, if that is another one.
+
+        A loop over slices alternates among a few. The host code checks the call as it does any other.
+        """
+        record = known.record
+        try:
+            key = self._launch_key(a, b)
+            paths = paths_of(self.problem, (record.l, record.m, record.n, record.k), a, b, out)
+            other = self._prepared.get((key, paths))
+            if other is None or other is known:
+                return False
+            outcome, address = outcome_word.both
+            other.function(a, b, out, other.record_address, address)
+        except REFUSALS:
+            return False  # the thorough checks come next, and say why
+        if outcome.value == LAUNCHED:
+            self._launches[key] = other
+        return outcome.value == LAUNCHED
 
     def _thorough_call(self, a: Any, b: Any, out: Any, error: Exception | None) -> torch.Tensor:
         sizes = read_sizes(self.problem, a, b)
@@ -231,15 +260,24 @@ class Gemm:
         function = artifact.load()
         if needed := needs(choice.scheduler, plan, resident, sizes[-1]):
             function = WithWorkspace(function, device, needed)
-        return Launch(function, CallRecord(*sizes, resident, 0), CallRecord(*sizes, resident, 1), plan)
+        records = CallRecord(*sizes, resident, 0), CallRecord(*sizes, resident, 1)
+        return Launch(function, *records, self._result_maker(sizes, device), plan)
 
     def _allocate(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """A dense result tensor."""
-        problem = self.problem
-        m, n, batch = a.shape[-2], b.shape[-1], a.shape[:-2]
-        shape = (*batch, m, n) if problem.out_major == "n" else (*batch, n, m)
-        out = a.new_empty(shape, dtype=problem.out_torch, requires_grad=False)
-        return out if problem.out_major == "n" else out.transpose(-1, -2)
+        """A dense result tensor beside a, for operands not checked against each other yet."""
+        shape = (*a.shape[:-1], self._result_columns(b.shape[-1]))
+        return dense_beside(a, shape, self.problem.out_major, self.problem.out_torch)
+
+    def _result_columns(self, n: int) -> int:
+        """Columns of the result of a product of n."""
+        return n
+
+    def _result_maker(self, sizes: tuple[int, int, int, int], device: int) -> Callable[[], torch.Tensor]:
+        """Makes dense result tensors for calls of sizes (l, m, n, k)."""
+        batch, m, n, _ = sizes
+        columns = self._result_columns(n)
+        shape = (batch, m, columns) if self.problem.batched else (m, columns)
+        return dense_maker(shape, self.problem.out_major, self.problem.out_torch, device)
 
     # --- choosing and building -------------------------------------------------------------------------
 
@@ -380,11 +418,15 @@ def _explained(e: heuristic.Estimate) -> str:
 
 @dataclass(frozen=True)
 class Launch:
-    """A loaded kernel and what its host code is told; the records must outlive their addresses' use."""
+    """A loaded kernel and what its host code is told; the records must outlive their addresses' use.
+
+    new_result   allocates an output of the sizes in the record
+    """
 
     function: Callable[..., None]
     record: CallRecord
     disjoint_record: CallRecord
+    new_result: Callable[[], torch.Tensor]
     plan: KernelPlan | None = None
     record_address: int = field(init=False)
     disjoint_record_address: int = field(init=False)

@@ -5,7 +5,12 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A machine that is busy with something else makes no test wrong.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 @cache

@@ -93,7 +93,12 @@ def gemm_on_torch(
                 return
             torch_in_place_of_the_host_code(a, b, out, record, outcome)
 
-        return Launch(launch, *(CallRecord(*sizes, 1, known) for known in (0, 1)))
+        shape = (*sizes[:1], *sizes[1:3]) if self.problem.batched else sizes[1:3]
+
+        def new_result() -> torch.Tensor:
+            return on_gpu(torch.empty(shape, dtype=self.problem.out_torch))
+
+        return Launch(launch, *(CallRecord(*sizes, 1, known) for known in (0, 1)), new_result)
 
     def allocate(self: Gemm, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         shape = (*a.shape[:-1], b.shape[-1])

@@ -448,6 +448,20 @@ def test_a_kind_of_call_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [call[:-1] for call in prepared] == [(1, 16, 24, 64, 0), (1, 32, 24, 64, 0), (1, 16, 24, 64, 1)]
 
 
+def test_alternating_alignments_are_checked_thoroughly_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    gemm, prepared = gemm_on_torch(monkeypatch)
+    thorough = []
+    checked = Gemm._thorough_call
+    monkeypatch.setattr(Gemm, "_thorough_call", lambda *call: (thorough.append(call), checked(*call))[1])
+    memory = on_gpu(torch.randn(16 * 64 + 8, dtype=BF16))
+    views = [memory[start : start + 16 * 64].view(16, 64) for start in (0, 1)]
+    b = on_gpu(torch.randn(24, 64, dtype=BF16)).t()
+    for _ in range(3):
+        for a in views:
+            assert torch.equal(gemm(a, b, out=zeros(16, 24)), (a.float() @ b.float()).to(BF16))
+    assert len(thorough) == len(prepared) == 2
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutegemm.gemm, "MAX_KNOWN_LAUNCHES", 5)
     gemm, prepared = gemm_on_torch(monkeypatch)

@@ -130,10 +130,9 @@ class ReadyCall:
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: dict[str, Any]
     ) -> Any:
         """The result; None if the host code refused the launch."""
-        gemm, epilogue = self.gemm, self.epilogue
-        sizes = self.sizes
+        epilogue, sizes = self.epilogue, self.sizes
         if out is None:
-            out = gemm.allocate(a, b, scaled_size(sizes[2], epilogue.width))
+            out = self.launch.new_result()
         if torch.is_grad_enabled():
             check_grad(a, b, out)
             for _, name, scalar in self._operands:
