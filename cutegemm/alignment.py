@@ -5,7 +5,7 @@ a batch. It loads from any element of such a tensor, and it reads nothing beyond
 it stores whole units, so that a stored line must end on one as well.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -17,8 +17,7 @@ from cutegemm.problem import GemmProblem, dtype_bytes
 Sizes = tuple[int | None, int | None, int | None, int | None]
 
 
-@dataclass(frozen=True)
-class Alignment:
+class Alignment(NamedTuple):
     """Which of a tensor's addresses are multiples of 16 bytes: of the first element, of lines, of matrices.
 
     A stride along which there is one element only counts as a multiple.
@@ -31,13 +30,12 @@ class Alignment:
     @classmethod
     def of(cls, rule: OperandRule, tensor: torch.Tensor) -> "Alignment":
         """That of a tensor that has passed the rule's checks."""
-        element = tensor.element_size()
+        element, shape, strides = tensor.element_size(), tensor.shape, tensor.stride()
         pitched = -1 if rule.rows_contiguous else -2
-
-        def whole(mode: int) -> bool:
-            return tensor.shape[mode] <= 1 or tensor.stride(mode) * element % TMA_ALIGNMENT == 0
-
-        return cls(tensor.data_ptr() % TMA_ALIGNMENT == 0, whole(pitched), tensor.dim() == 2 or whole(0))
+        start = tensor.data_ptr() % TMA_ALIGNMENT == 0
+        lines = shape[pitched] <= 1 or strides[pitched] * element % TMA_ALIGNMENT == 0
+        matrices = len(shape) == 2 or shape[0] <= 1 or strides[0] * element % TMA_ALIGNMENT == 0
+        return cls(start, lines, matrices)
 
 
 def load_path(alignment: Alignment) -> LoadPath:

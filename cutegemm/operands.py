@@ -4,6 +4,7 @@ They run once for every new combination of shapes, strides and devices; the repe
 the outcome and on the checks the launch itself makes (dtype, alignment of the address).
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,12 +76,13 @@ class OperandRule:
         padded.copy_(lines)
         return padded.mT if self.rows_contiguous else padded
 
-    @property
+    @functools.cached_property
     def rows_contiguous(self) -> bool:
         """Whether the first of the two modes is the contiguous one."""
         return self.major == self.modes[0].lower()
 
 
+@functools.cache
 def operand_rules(problem: GemmProblem, device: str = "cuda") -> tuple[OperandRule, OperandRule, OperandRule]:
     """The rules of a, b and out, which lie on a kind of device."""
     return (
