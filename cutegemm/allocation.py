@@ -1,5 +1,6 @@
 """Dense results: allocated at every call that brings none, so as cheaply as torch allows."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,6 +11,12 @@ _empty_on_current_gpu: Callable[..., torch.Tensor] | None = getattr(
     torch._C._dynamo.guards, "_empty_strided_cuda", None
 )
 _current_gpu: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
+
+
+@functools.cache
+def gpu_count() -> int:
+    """GPUs this process sees. With one, nothing needs to be asked about which a tensor is on."""
+    return torch.cuda.device_count()
 
 
 def dense_strides(shape: Sequence[int], major: str) -> tuple[int, ...]:
@@ -36,6 +43,8 @@ def dense_maker(
     if _empty_on_current_gpu is None or _current_gpu is None:
         return make
     empty, current = _empty_on_current_gpu, _current_gpu
+    if gpu_count() == 1:
+        return functools.partial(empty, shape, strides, dtype)
 
     def make_faster() -> torch.Tensor:
         return empty(shape, strides, dtype) if current() == device else make()

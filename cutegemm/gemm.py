@@ -10,7 +10,7 @@ import torch
 
 from cutegemm import heuristic
 from cutegemm.alignment import expected_paths, one_at_a_time, paths_of
-from cutegemm.allocation import dense_beside, dense_maker
+from cutegemm.allocation import dense_beside, dense_maker, gpu_count
 from cutegemm.artifact import Artifact, Resources
 from cutegemm.callrecord import CallRecord, Outcome, OutcomeWord
 from cutegemm.config import GemmConfig
@@ -70,6 +70,9 @@ class Gemm:
         self._static = problem.is_static
         self._paths = expected_paths(problem)
         self._launches: dict[Any, Launch] = {}
+        self._only: Launch | None = (
+            None  # the last one, where sizes and GPU cannot differ: nothing to look up
+        )
         self._prepared: dict[tuple[Any, Paths], Launch] = {}
         if config is not None:
             self._choice()  # an illegal configuration is refused here, not at the first call
@@ -106,8 +109,9 @@ class Gemm:
         launch = result = None
         try:
             # A known kind of call. Nothing is checked here that the compiled host code checks.
-            key = a.get_device() if self._static else (a.get_device(), a.shape, b.shape)
-            launch = self._launches.get(key)
+            launch = self._only or self._launches.get(
+                a.get_device() if self._static else (a.get_device(), a.shape, b.shape)
+            )
             if launch is not None:
                 result = launch.new_result() if out is None else out
                 if a.requires_grad or b.requires_grad or result.requires_grad:
@@ -182,8 +186,14 @@ class Gemm:
         except REFUSALS:
             return False  # the thorough checks come next, and say why
         if outcome.value == LAUNCHED:
-            self._launches[key] = other
+            self._try_first(key, other)
         return outcome.value == LAUNCHED
+
+    def _try_first(self, key: Any, launch: "Launch") -> None:
+        """The next call of this kind is tried with a launch; one for another alignment is refused by it."""
+        self._launches[key] = launch
+        if self._static and gpu_count() == 1:
+            self._only = launch
 
     def _thorough_call(self, a: Any, b: Any, out: Any, error: Exception | None) -> torch.Tensor:
         sizes = read_sizes(self.problem, a, b)
@@ -218,8 +228,7 @@ class Gemm:
         launch.function(a, b, out, launch.disjoint_record_address, outcome_word.address)
         if outcome_word.word.value != Outcome.LAUNCHED:
             raise error or DeviceError(f"the launch was refused: {Outcome(outcome_word.word.value).name}")
-        # The next call is tried with this launch first; one for another alignment comes back here.
-        self._launches[self._launch_key(a, b)] = launch
+        self._try_first(self._launch_key(a, b), launch)
 
     @cached_property
     def _one_product(self) -> "Gemm":
