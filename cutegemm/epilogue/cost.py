@@ -13,7 +13,7 @@ INSTRUCTIONS = {
     "even": (0, 0), "odd": (0, 0), "interleave": (0, 0), "float": (0.5, 0), "neg": (0, 0), "abs": (0, 0),
     "div": (4, 1), "floordiv": (6, 0), "mod": (8, 0), "exp": (1, 1),
     "log": (1, 1), "sqrt": (1, 1), "rsqrt": (0, 1), "tanh": (15, 2), "sigmoid": (3, 2), "erf": (11, 2),
-    "gelu": (13, 2), "cast": (1, 0), "random": (22, 0),
+    "gelu": (12, 1), "cast": (1, 0), "random": (22, 0),
 }  # fmt: skip
 PLAIN_PER_CYCLE, SPECIAL_PER_CYCLE = 128, 16  # elements of one SM
 

@@ -67,7 +67,8 @@ class Ahead:
     scalars   by operand
     wanted    for each staged operand whether it is read at all
     columns   by operand: values of columns thread, thread + 128, ... of the warpgroup's part
-    rows      by operand: values of the thread's rows, two for each MMA
+    rows      by operand: values of the thread's rows, two for each MMA, in the operand's dtype: a conversion
+              here would have the main loop wait for the loads
     """
 
     scalars: tuple
@@ -209,9 +210,7 @@ class StagedStore:
         own, _ = self.first_place(thread)
         plan = self.plan
         return tuple(
-            self._read(index, operand.modes, row + own + mma * plan.warpgroups_m * MMA_M + 8 * low, batch).to(
-                Float32
-            )
+            self._read(index, operand.modes, row + own + mma * plan.warpgroups_m * MMA_M + 8 * low, batch)
             for mma in range(plan.warpgroup_m // MMA_M)
             for low in range(2)
         )
@@ -462,7 +461,8 @@ class StagedSource:
         mma = self.step // len(self.store.plan.chunks)
         full = self._width // 2
         period = 4 if count == full else 2 if count < full else 8
-        return vector([values[2 * mma + i % period * 2 // period] for i in range(count)], Float32)
+        own = [values[2 * mma + low].to(Float32) for low in range(2)]
+        return vector([own[i % period * 2 // period] for i in range(count)], Float32)
 
     @property
     def _width(self) -> int:
