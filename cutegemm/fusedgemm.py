@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 
@@ -28,9 +28,6 @@ from cutegemm.parts.limits import TMA_ALIGNMENT
 from cutegemm.problem import GemmProblem
 from cutegemm.residency import loading_allowed
 from cutegemm.scheduler import TileScheduler
-
-if TYPE_CHECKING:
-    from cutegemm.hopper.plan import HopperPlan
 
 
 class FusedGemm(Gemm):
@@ -128,9 +125,7 @@ class FusedGemm(Gemm):
         extras: list[Any] = []
         for operand in call.epilogue.operands:
             extras += emulated_argument(operand, call.operands[operand.name], self.problem.out_major)
-        parts = Parts.of(
-            call.epilogue, call.further, cast("HopperPlan", choice.plan(kernels.problem)), call.sizes
-        )
+        parts = Parts.of(call.epilogue, call.further, choice.plan(kernels.problem), call.sizes)
         extras += parts.tensors
         emulation = emulate_choice(
             kernels, gpu, Product(choice, call.sizes, call.tensors, tuple(extras)), circumstances

@@ -46,12 +46,6 @@ def check_paths(target: str, paths: Paths) -> None:
         blackwell.check_loads(paths)
 
 
-def check_problem(target: str, problem: GemmProblem) -> None:
-    """Raises ConfigError for a problem that no kernel of the target does, whatever its configuration."""
-    if target == "sm_100a" and problem.epilogue is not None:
-        blackwell.check_epilogue(problem.epilogue)
-
-
 def builder(target: str) -> Callable[..., dict[str, bytes]]:
     """What compiles a plan. Raises MissingDependencyError if a package it needs cannot be imported."""
     try:

@@ -3,8 +3,18 @@
 from typing import Any
 
 import pytest
-from epilogue_checks import check
-from test_epilogue_emulated import arithmetic, conditions, everything, functions, operands_of, rand
+import torch
+from epilogue_checks import check, inputs
+from test_epilogue_emulated import (
+    arithmetic,
+    conditions,
+    everything,
+    functions,
+    operands_of,
+    rand,
+    reduced,
+    reduced_pairs,
+)
 
 import cutegemm
 from cutegemm import GemmConfig
@@ -70,6 +80,65 @@ def test_pairs_of_columns(config: GemmConfig) -> None:
 )
 def test_every_operation(fused: Any, operands: dict[str, Any]) -> None:
     run(fused, (72, 40, 64), operands, config=SMALL, circumstances={})
+
+
+# --- reductions --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GemmConfig(128, 80),
+        GemmConfig(64, 24, consumers=1),
+        GemmConfig(128, 64, swap_ab=True),
+        PAIR,
+        FOLDED.with_(consumers=2, tile_n=64),
+    ],
+    ids=str,
+)
+def test_reductions(config: GemmConfig) -> None:
+    run(reduced, (136, 104, 72), {"bias": rand(104) + 1}, config=config)
+
+
+def test_reductions_of_pairs() -> None:
+    run(reduced_pairs, (136, 112, 72), {}, config=FOLDED)
+
+
+def test_reductions_of_outputs_that_tma_cannot_store() -> None:
+    run(reduced, (77, 53, 64), {"bias": rand(53) + 1}, config=SMALL)
+
+
+def test_reductions_of_batches_and_work_from_the_hardware() -> None:
+    """A value that is no number is found again wherever it belongs, and nowhere else."""
+    bias, scheduler = rand(56), TileScheduler(assignment=Dynamic())
+    bias[7] = float("nan")
+    config = GemmConfig(64, 32, consumers=1, cluster_n=2)
+    run(reduced, (2, 72, 56, 64), {"bias": bias}, config=config, scheduler=scheduler, out_major="m")
+
+
+def test_reductions_have_the_same_bits_in_every_order() -> None:
+    gemm = cutegemm.compile((None, None, None), "bfloat16", epilogue=reduced, config=FOLDED, target=TARGET)
+    a, b = inputs(136, 104, 72)
+    runs = [gemm.emulate(a, b, bias=rand(104), seed=seed) for seed in (None, 1)]
+    for other in runs[1:]:
+        for name, values in other.outputs.items():
+            assert torch.equal(values, runs[0].outputs[name])
+
+
+def test_reductions_need_all_of_k() -> None:
+    with pytest.raises(ConfigError, match=r"reduces rows or columns; with K split 2 ways .* than SplitK"):
+        cutegemm.compile(
+            (64, 64, 64), "bfloat16", epilogue=reduced, scheduler=TileScheduler.splitting(2),
+            config=SMALL, target=TARGET,
+        )  # fmt: skip
+
+
+def test_the_heuristic_finds_a_configuration_for_reductions() -> None:
+    gemm = cutegemm.compile((512, 512, 8192), "bfloat16", epilogue=reduced, target=TARGET)
+    assert gemm.scheduler.splits == 1
+
+
+# --- the code ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("config", [GemmConfig(128, 128), PAIR], ids=str)

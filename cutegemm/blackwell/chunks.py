@@ -36,7 +36,7 @@ class ChunkedStore:
         """Takes this warpgroup's chunks of one CTA's part of a tile where they belong.
 
         result    the tile's sum; released as soon as this warpgroup has read its last chunk
-        buffers   this warpgroup's output buffers in shared memory
+        buffers   what the store keeps for a tile: this warpgroup's output buffers in shared memory
         member    the calling thread
         origin    (row, column, l) of the CTA's first element in D
 
@@ -65,8 +65,9 @@ class ChunkedStore:
         consumers, (_, widest) = self.plan.config.consumers, self.plan.chunks[0]
         return tuple(((step * consumers + i) * widest, widest) for i in range(consumers))
 
-    def _read(self, result: Result, first: Int32, width: int, last: bool) -> cute.Tensor:
+    def _read(self, result: Result, piece: tuple) -> cute.Tensor:
         """A chunk in registers; with the warpgroup's last one the accumulator is given back."""
+        _, first, width, _, last = piece
         values = result.read(first, width)
         if last:
             result.release()

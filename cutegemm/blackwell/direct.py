@@ -11,17 +11,16 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from cutegemm.blackwell.chunks import ChunkedStore, Member
-from cutegemm.blackwell.fused import FusedSquares, PlainSquares
+from cutegemm.blackwell.fused import PlainSquares
 from cutegemm.blackwell.results import Result, first_place, piece_squares
 from cutegemm.parts.ring import StageCursor
 
 
 @dataclass(frozen=True)
 class DirectStore(ChunkedStore):
-    """Chunks straight from registers. mD_mnl is the output itself, (M, N, L); squares: see fused.py."""
+    """Chunks straight from registers. mD_mnl is the output itself, (M, N, L)."""
 
     mD_mnl: cute.Tensor
-    squares: PlainSquares | FusedSquares
 
     def prefetch(self) -> None:
         """See TmaStore.prefetch: nothing to fetch."""
@@ -40,10 +39,10 @@ class DirectStore(ChunkedStore):
 
     def _chunk(self, result: Result, buffers: None, member: Member, piece: tuple) -> None:
         """See ChunkedStore._chunk."""
-        (row, column, batch), first, width, _, last = piece
+        (row, column, batch), first, width, *_ = piece
         r, c = first_place(result, width, member.thread)
-        values = self._read(result, first, width, last)
-        writer: Any = self.squares.writer(self.mD_mnl, self.problem, row + r, column + first + c, batch)
+        values = self._read(result, piece)
+        writer = PlainSquares().writer(self.mD_mnl, self.problem, row + r, column + first + c, batch)
         for number, down, right in piece_squares(self.plan, width):
             corner = writer.pointer(Int32(down), Int32(right))
             square = tuple(values[number + i] for i in range(4))

@@ -1,11 +1,15 @@
 """What becomes of results on their way to global memory: nothing, or what an epilogue makes of them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from cutegemm.blackwell.chunks import Member
+from cutegemm.blackwell.chunks import ChunkedStore, Member
+from cutegemm.blackwell.plan import BlackwellPlan
 from cutegemm.blackwell.results import Result, first_place, piece_squares
 from cutegemm.blackwell.store import TmaStore
 from cutegemm.epilogue.device import (
@@ -13,11 +17,16 @@ from cutegemm.epilogue.device import (
     DirectSource,
     Evaluation,
     Matrices,
-    Places,
     store_directly,
+    user_matrix,
     user_places,
     vector,
 )
+from cutegemm.epilogue.graph import Output
+from cutegemm.epilogue.spec import Epilogue, scaled_size
+from cutegemm.epilogue.totals import Totals
+from cutegemm.parts.limits import WARPGROUP_THREADS
+from cutegemm.parts.ring import StageCursor
 from cutegemm.parts.squares import FusedSquareWriter, SquareWriter
 from cutegemm.parts.tensors import CUTE_DTYPES
 from cutegemm.problem import GemmProblem
@@ -50,20 +59,45 @@ class FusedSquares:
 
 
 @dataclass(frozen=True)
-class FusedTmaStore(TmaStore):
-    """TmaStore behind an epilogue whose main output has the product's columns.
+class Fusion:
+    """An epilogue on one thread's part of a tile, whatever becomes of its main output.
 
     Operands are read where they are needed, from global memory; further outputs are written there element by
     element.
     """
 
     matrices: Matrices
+    plan: cutlass.Constexpr[BlackwellPlan]
+    problem: cutlass.Constexpr[GemmProblem]
 
-    def _finished(self, values: cute.Tensor, result: Result, member: Member, piece: tuple) -> cute.Tensor:
-        """See TmaStore._finished: the main output's values in the same places."""
-        epilogue = self.problem.epilogue
+    @property
+    def epilogue(self) -> Epilogue:
+        """Of the problem as the kernel sees it."""
+        return self.problem.epilogue
+
+    def totals(self, mD_mnl: cute.Tensor, member: Member) -> Totals:
+        """Those of a tile that begins. mD_mnl: the main output, for its sizes."""
+        rows, columns, _ = mD_mnl.shape
+        if self.epilogue.swapped:
+            rows, columns = columns, rows
+        sizes = rows, scaled_size(columns, -self.epilogue.width)
+        totals = Totals(self.epilogue, self.matrices.outputs, self.plan.windows, member.thread, sizes)
+        totals.begin()
+        return totals
+
+    def dtype(self, output: Output) -> Any:
+        """What an output is stored as."""
+        return DTYPES[output.dtype or self.problem.out_dtype]
+
+    def evaluated(
+        self, values: cute.Tensor, totals: Totals, result: Result, member: Member, piece: tuple
+    ) -> Iterator[tuple[list[int], Evaluation]]:
+        """A chunk's values some squares at a time: their numbers in it, and what the epilogue makes of them.
+
+        Further outputs are stored and reductions taken into ``totals``; the main output is the caller's.
+        """
+        epilogue, (row, _, batch) = self.epilogue, piece[0]
         source = DirectSource(epilogue, self.matrices)
-        finished = cute.make_rmem_tensor(values.shape, Float32)
         squares = list(piece_squares(self.plan, piece[2]))
         for start in range(0, len(squares), AT_ONCE):
             part = squares[start : start + AT_ONCE]
@@ -72,13 +106,25 @@ class FusedTmaStore(TmaStore):
             places = user_places(epilogue, *self._places(result, member, piece, part))
             evaluation = Evaluation(epilogue.graph, epilogue.operands, sums, places, source)
             for output, tensor in zip(epilogue.further, self.matrices.outputs, strict=True):
-                at: Places = evaluation.places_at(epilogue.graph.width(output))
-                dtype = DTYPES[output.dtype or self.problem.out_dtype]
-                store_directly(tensor, at, evaluation.output(output), dtype)
-            main = evaluation.output(epilogue.graph.main)
-            for i, number in enumerate(numbers):
-                finished[number] = main[i]
-        return finished
+                if output.reduction is None:
+                    at = evaluation.places_at(epilogue.graph.width(output))
+                    store_directly(tensor, at, evaluation.output(output), self.dtype(output))
+            totals.add(evaluation, self._part_of_column(row, member), batch)
+            yield numbers, evaluation
+
+    def finish(self, totals: Totals, result: Result, member: Member, origin: tuple) -> None:
+        """Writes what was found in the rows of a tile; origin: see ChunkedStore.leave."""
+        (row, column, batch), plan = origin, self.plan
+        own, _ = first_place(result, plan.chunks[0][1], member.thread)
+        rows = [row + own + 16 * window + low for window in range(plan.windows) for low in (0, 8)]
+        half = member.thread // (WARPGROUP_THREADS // plan.halves)
+        share = half * plan.config.consumers + member.consumer
+        totals.finish(rows, column // plan.config.tile_n * plan.parts_of_tile + share, batch)
+
+    def _part_of_column(self, row: Int32, member: Member) -> Int32:
+        """Which part of its columns a warp has, of all in the product; row: of the CTA's first element."""
+        rows = self.plan.rows_of_a_part
+        return row // rows + member.thread // 32 % (self.plan.cta_m // rows)
 
     def _places(
         self, result: Result, member: Member, piece: tuple, squares: list[tuple[int, int, int]]
@@ -91,3 +137,72 @@ class FusedTmaStore(TmaStore):
         rows = [down[low + 8 * (i // 2)] for _, low, _ in squares for i in range(4)]
         columns = [right[near + i % 2] for *_, near in squares for i in range(4)]
         return rows, columns, batch
+
+
+@dataclass(frozen=True)
+class OfTile:
+    """What an epilogue's store keeps for one tile: output buffers, if it has any, and running totals."""
+
+    buffers: Any
+    totals: Totals
+
+
+@dataclass(frozen=True)
+class FusedTmaStore(TmaStore):
+    """TmaStore behind an epilogue whose main output has the product's columns."""
+
+    fusion: Fusion
+
+    def store(self, result: Result, buffers: cute.Pointer, member: Member, origin: tuple) -> None:
+        """See ChunkedStore.store."""
+        totals = self.fusion.totals(self.tensors[0], member)
+        self.leave(result, OfTile(buffers, totals), member, origin)
+        self.fusion.finish(totals, result, member, origin)
+
+    def _chunk(self, result: Result, buffers: OfTile, member: Member, piece: tuple) -> None:
+        """See ChunkedStore._chunk."""
+        values = self._read(result, piece)
+        finished = cute.make_rmem_tensor(values.shape, Float32)
+        for numbers, evaluation in self.fusion.evaluated(values, buffers.totals, result, member, piece):
+            main = evaluation.output(self.fusion.epilogue.graph.main)
+            for i, number in enumerate(numbers):
+                finished[number] = main[i]
+        self._put(finished, result, buffers.buffers, member, piece)
+
+
+@dataclass(frozen=True)
+class FusedDirectStore(ChunkedStore):
+    """An epilogue's main output element by element. mD_mnl is that output, (M, N, L)."""
+
+    mD_mnl: cute.Tensor
+    fusion: Fusion
+
+    def prefetch(self) -> None:
+        """See TmaStore.prefetch: nothing to fetch."""
+
+    def init(self, buffers: None) -> None:
+        """See TmaStore.init."""
+
+    def allocate(self, smem: Any, barriers: cute.Pointer) -> None:
+        """See TmaStore.allocate: no buffers."""
+
+    def buffers_of(self, consumer: Int32, buffers: None) -> None:
+        """See TmaStore.buffers_of."""
+
+    def drain(self, buffers: None, member: Member, cursor: StageCursor) -> None:
+        """See TmaStore.drain: nothing is in flight."""
+
+    def store(self, result: Result, buffers: None, member: Member, origin: tuple) -> None:
+        """See ChunkedStore.store."""
+        totals = self.fusion.totals(self.mD_mnl, member)
+        self.leave(result, OfTile(buffers, totals), member, origin)
+        self.fusion.finish(totals, result, member, origin)
+
+    def _chunk(self, result: Result, buffers: OfTile, member: Member, piece: tuple) -> None:
+        """See ChunkedStore._chunk."""
+        values = self._read(result, piece)
+        epilogue = self.fusion.epilogue
+        matrix, main = user_matrix(epilogue, self.mD_mnl), epilogue.graph.main
+        for _, evaluation in self.fusion.evaluated(values, buffers.totals, result, member, piece):
+            at = evaluation.places_at(epilogue.width)
+            store_directly(matrix, at, evaluation.output(main), self.fusion.dtype(main))

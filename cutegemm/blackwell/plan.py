@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from cutegemm.config import GemmConfig, check_one_of
 from cutegemm.epilogue.graph import FULL
-from cutegemm.epilogue.spec import Epilogue
 from cutegemm.errors import ConfigError, ProblemError
 from cutegemm.parts.limits import (
     ALIGNMENT,
@@ -21,6 +20,7 @@ from cutegemm.parts.limits import (
     WARPGROUP_THREADS,
 )
 from cutegemm.parts.paths import ALIGNED, Paths, StorePath
+from cutegemm.parts.plan import check_epilogue
 from cutegemm.problem import GemmProblem, dtype_bytes
 
 TMEM_COLUMNS = 512  # of 32 bits, 128 lanes each
@@ -128,6 +128,29 @@ class BlackwellPlan:
         """16-row parts of a chunk that one warp reads."""
         return 1 if self.config.tile_m == 64 else 2
 
+    @property
+    def rows_of_a_part(self) -> int:
+        """Rows of a tile that one warp reads: a reduction over rows comes in parts of so many."""
+        return 16 * self.windows
+
+    @property
+    def parts_of_tile(self) -> int:
+        """Parts in which a reduction over a tile's columns comes: of each half, those of each warpgroup."""
+        return self.halves * self.config.consumers
+
+    def parts_of_row(self, columns: int) -> int:
+        """See KernelPlan.parts_of_row."""
+        return -(-columns // self.config.tile_n) * self.parts_of_tile
+
+    def parts_of_column(self, rows: int) -> int:
+        """See KernelPlan.parts_of_column."""
+        return -(-rows // self.rows_of_a_part)
+
+    @property
+    def thread_squares(self) -> int:
+        """See KernelPlan.thread_squares: the first warpgroup has the most."""
+        return self.squares(0)
+
     def squares(self, consumer: int) -> int:
         """2 x 2 squares of elements that a thread of an epilogue warpgroup holds of a tile."""
         widths = [width for _, width in self.chunks[consumer :: self.config.consumers]]
@@ -170,7 +193,7 @@ def plan(
     check_loads(paths)
     check_sharing(streamed)
     if problem.epilogue is not None:
-        check_epilogue(problem.epilogue)
+        check_epilogue(problem.epilogue, splits)
     _check_shape(config)
     if splits > 1:
         _check_split(config, splits)
@@ -213,20 +236,6 @@ def check_loads(paths: Paths) -> None:
 def stores_by_tma(store: StorePath, problem: GemmProblem) -> bool:
     """Whether results go through shared memory: not where an epilogue makes D narrower or wider."""
     return store == "tma" and (problem.epilogue is None or problem.epilogue.width == FULL)
-
-
-def check_epilogue(epilogue: Epilogue) -> None:
-    """Raises ConfigError for an epilogue that these kernels do not have."""
-    if epilogue.reductions:
-        raise ConfigError(
-            f"the epilogue {epilogue} reduces rows or columns, which sm_100a kernels do not do; "
-            "return the values themselves and reduce them afterwards"
-        )
-    if epilogue.swapped and epilogue.pairs:
-        raise ConfigError(
-            f"the epilogue {epilogue} takes columns in pairs, which swap_ab=True would put into different "
-            "threads; use swap_ab=False"
-        )
 
 
 def check_sharing(streamed: bool) -> None:

@@ -86,8 +86,8 @@ class SplitStore(ChunkedStore):
 
     def _chunk(self, result: Result, buffers: SplitBuffers, member: Member, piece: tuple) -> None:
         """See ChunkedStore._chunk: leaves its sums."""
-        _, first, width, step, last = piece
-        values = self._read(result, first, width, last)
+        _, _, width, step, _ = piece
+        values = self._read(result, piece)
         own = self._sums(buffers.partials)
         before = step * self.plan.windows * self.plan.chunks[0][1] // 8
         for i, (number, _, _) in enumerate(piece_squares(self.plan, width)):

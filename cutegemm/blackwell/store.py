@@ -55,9 +55,13 @@ class TmaStore(ChunkedStore):
 
     def _chunk(self, result: Result, buffers: cute.Pointer, member: Member, piece: tuple) -> None:
         """See ChunkedStore._chunk."""
-        origin, first, width, step, last = piece
-        values = self._read(result, first, width, last)
-        values = self._finished(values, result, member, piece)
+        self._put(self._read(result, piece), result, buffers, member, piece)
+
+    def _put(
+        self, values: cute.Tensor, result: Result, buffers: cute.Pointer, member: Member, piece: tuple
+    ) -> None:
+        """Stores a chunk's values by way of the buffer whose turn it is."""
+        origin, first, width, step, _ = piece
         buffer = step % self.plan.store_stages
         self._wait_for_buffer(member, self.plan.pending_stores(step))
         self._to_shared(values, buffers, member.thread, width, buffer, result)
@@ -65,10 +69,6 @@ class TmaStore(ChunkedStore):
         self._sync(member)
         row, column, batch = origin
         self._to_global(buffers, member.thread, width, buffer, (row, column + first, batch))
-
-    def _finished(self, values: cute.Tensor, result: Result, member: Member, piece: tuple) -> cute.Tensor:
-        """What is stored of a chunk's sums: the sums."""
-        return values
 
     @cute.jit
     def _end_step(self, member: Member) -> None:

@@ -12,13 +12,11 @@ from cutegemm.epilogue.operands import as_argument
 from cutegemm.epilogue.spec import Epilogue, Operand, scaled_size
 from cutegemm.operands import check_grad
 from cutegemm.parts.paths import ALIGNED, Paths
+from cutegemm.parts.plan import KernelPlan
 
 if TYPE_CHECKING:
     from cutegemm.fusedgemm import FusedGemm
     from cutegemm.gemm import Launch
-    from cutegemm.hopper.plan import HopperPlan
-
-ROWS_OF_A_PART = 16  # that one warp holds of an MMA: a sum over rows comes in parts of so many
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Parts:
         cls,
         epilogue: Epilogue,
         further: Mapping[str, torch.Tensor],
-        plan: "HopperPlan",
+        plan: KernelPlan,
         sizes: tuple[int, int, int, int],
     ) -> "Parts":
         """For further outputs that are there already. sizes: (l, m, n, k)."""
@@ -88,7 +86,7 @@ class Parts:
 
 
 def _room_for_parts(
-    output: Output, final: torch.Tensor, plan: "HopperPlan", sizes: tuple[int, int, int, int]
+    output: Output, final: torch.Tensor, plan: KernelPlan, sizes: tuple[int, int, int, int]
 ) -> torch.Tensor:
     """(L, M, part) for sums along rows, (L, part, N) for sums along columns."""
     _, m, n, _ = sizes
@@ -96,7 +94,7 @@ def _room_for_parts(
     reduced = n if along_rows else m
     # The kernel's columns are the user's unless it computes D^T.
     over_columns = along_rows != plan.config.swap_ab
-    count = -(-reduced // (plan.warpgroup_n if over_columns else ROWS_OF_A_PART))
+    count = plan.parts_of_row(reduced) if over_columns else plan.parts_of_column(reduced)
     lead, kept = final.shape[:-1], final.shape[-1]
     return final.new_empty((*lead, kept, count) if along_rows else (*lead, count, kept))
 
@@ -165,7 +163,7 @@ class ReadyCall:
                 arguments += as_argument(operand, given, kept)
         parts = None
         if call.further:
-            parts = Parts.of(self.epilogue, call.further, cast("HopperPlan", self.launch.plan), call.sizes)
+            parts = Parts.of(self.epilogue, call.further, cast(KernelPlan, self.launch.plan), call.sizes)
             arguments += parts.tensors
         self.launch.function(*call.tensors, record, outcome_word.address, *arguments)
         if parts is not None and outcome_word.word.value == Outcome.LAUNCHED:

@@ -21,9 +21,11 @@ from cutegemm.parts.limits import (
 )
 from cutegemm.parts.lines import INPUT_BYTES, MOVERS, ODD_PITCH, LineBoxes, check_lines, line_boxes
 from cutegemm.parts.paths import ALIGNED, Paths
+from cutegemm.parts.plan import check_epilogue
 from cutegemm.problem import GemmProblem, dtype_bytes
 
 MMA_M = 64  # rows of one WGMMA
+ROWS_OF_A_PART = 16  # of them one warp has: a reduction over rows comes in parts of so many
 # Registers a consumer thread needs beside its accumulators: addresses, stage state, an output chunk.
 STREAM_BUDGET = 184  # the same where parts of sums are added to the accumulators
 STREAM_DIRECT_BUDGET = 160  # and then stored element by element
@@ -184,6 +186,19 @@ class HopperPlan:
         """Consumer warpgroups that share a tile."""
         return self.warpgroups_m * self.warpgroups_n
 
+    @property
+    def thread_squares(self) -> int:
+        """2 x 2 squares of accumulators that a consumer thread holds."""
+        return self.accumulator_registers // 4
+
+    def parts_of_row(self, columns: int) -> int:
+        """See KernelPlan.parts_of_row: one for each warpgroup's columns."""
+        return -(-columns // self.warpgroup_n)
+
+    def parts_of_column(self, rows: int) -> int:
+        """See KernelPlan.parts_of_column: one for each warp's rows of an MMA."""
+        return -(-rows // ROWS_OF_A_PART)
+
 
 def plan(
     config: GemmConfig,
@@ -205,7 +220,7 @@ def plan(
         _check_split(config, splits)
         paths = replace(paths, store="direct")
     if problem.epilogue is not None:
-        _check_epilogue(problem.epilogue, splits)
+        check_epilogue(problem.epilogue, splits)
     warpgroups_m, warpgroups_n = _split(config)
     _check_tile_n(config, problem, warpgroups_n)
     _check_realigned(config, problem, paths, warpgroups_n)
@@ -278,19 +293,6 @@ def _load(epilogue: Epilogue) -> float:
     """How much an epilogue keeps in registers beside the accumulators, roughly: operands and outputs."""
     tensors = len(epilogue.operands) - len(epilogue.scalars)
     return tensors + 0.5 * len(epilogue.scalars) + 3.5 * len(epilogue.further)
-
-
-def _check_epilogue(epilogue: Epilogue, splits: int) -> None:
-    if epilogue.swapped and epilogue.pairs:
-        raise ConfigError(
-            f"the epilogue {epilogue} takes columns in pairs, which swap_ab=True would put into different "
-            "threads; use swap_ab=False"
-        )
-    if epilogue.reductions and splits > 1:
-        raise ConfigError(
-            f"the epilogue {epilogue} reduces rows or columns; with K split {splits} ways no thread has all "
-            "values of a row; use another scheduler than SplitK"
-        )
 
 
 def _check_shape(config: GemmConfig, problem: GemmProblem) -> None:

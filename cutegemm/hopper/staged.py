@@ -34,12 +34,12 @@ from cutegemm.epilogue.device import (
 )
 from cutegemm.epilogue.graph import FULL, HALF, Output
 from cutegemm.epilogue.spec import Epilogue, Operand, scaled_size
+from cutegemm.epilogue.totals import Totals
 from cutegemm.hopper.copied import CopiedStore
 from cutegemm.hopper.layouts import chunk_load, chunk_mma, chunk_piece
-from cutegemm.hopper.plan import MMA_M, HopperPlan, piece_bytes
+from cutegemm.hopper.plan import MMA_M, ROWS_OF_A_PART, HopperPlan, piece_bytes
 from cutegemm.hopper.store import TmaStore, make_tma_store, tensor_at
 from cutegemm.hopper.teams import Member, NamedBarrier
-from cutegemm.hopper.totals import Totals
 from cutegemm.parts.limits import ALIGNMENT, WARPGROUP_THREADS
 from cutegemm.problem import GemmProblem, dtype_bytes
 
@@ -305,7 +305,7 @@ class StagedStore:
         if plan.streamed:
             self._load_first(buffers, ahead.wanted, member, origin)
         self._share_columns(buffers, ahead, thread)
-        totals = Totals(self.epilogue, self.matrices.outputs, plan, thread, self._sizes())
+        totals = Totals(self.epilogue, self.matrices.outputs, 1, thread, self._sizes())
         for step in range(plan.store_steps):
             mma, piece = step // len(plan.chunks), step % len(plan.chunks)
             buffer = step % plan.store_stages
@@ -327,7 +327,19 @@ class StagedStore:
             self._commit(thread)
             if step + plan.store_stages < plan.store_steps:
                 self._load_piece(buffers, ahead.wanted, member, origin, step + plan.store_stages)
-            totals.add(evaluation, origin, step)
+            self._reduce(totals, evaluation, origin, step)
+
+    def _reduce(self, totals: Totals, evaluation: Evaluation, origin: tuple, step: int) -> None:
+        """Takes a piece into the totals, which are those of an MMA's rows."""
+        plan, (row, column, batch) = self.plan, origin
+        mma, piece = step // len(plan.chunks), step % len(plan.chunks)
+        if piece == 0:
+            totals.begin()
+        first, warp = row + mma * plan.warpgroups_m * MMA_M, totals.thread // 32
+        totals.add(evaluation, first // ROWS_OF_A_PART + warp, batch)
+        if piece == len(plan.chunks) - 1:
+            own = first + warp * ROWS_OF_A_PART + totals.thread % 32 // 4
+            totals.finish((own, own + 8), column // plan.warpgroup_n, batch)
 
     def drain(self, buffers: StagedBuffers, member: Member, turn: Int32) -> None:
         """See TmaStore.drain."""

@@ -3,6 +3,8 @@
 from typing import Protocol
 
 from cutegemm.config import GemmConfig
+from cutegemm.epilogue.spec import Epilogue
+from cutegemm.errors import ConfigError
 from cutegemm.parts.paths import Paths
 from cutegemm.scheduler import Dynamic, TileScheduler
 
@@ -43,6 +45,16 @@ class KernelPlan(Protocol):
         """That store one CTA's tile together."""
 
     @property
+    def thread_squares(self) -> int:
+        """2 x 2 squares of elements of a tile that one of their threads holds at most."""
+
+    def parts_of_row(self, columns: int) -> int:
+        """Parts in which an epilogue's reduction over so many of the kernel's columns comes."""
+
+    def parts_of_column(self, rows: int) -> int:
+        """The same over so many of its rows."""
+
+    @property
     def reading_warps(self) -> int:
         """Warps of a CTA that follow the sequence of its tasks."""
 
@@ -60,3 +72,20 @@ def counts_tasks(scheduler: TileScheduler, plan: KernelPlan) -> bool:
     if not isinstance(assignment, Dynamic):
         return False
     return not plan.launch_control or assignment.max_workers is not None
+
+
+def check_epilogue(epilogue: Epilogue, splits: int) -> None:
+    """Raises ConfigError for an epilogue that a configuration leaves no thread to do.
+
+    epilogue as the kernel sees it; splits: CTAs that share a tile's K
+    """
+    if epilogue.swapped and epilogue.pairs:
+        raise ConfigError(
+            f"the epilogue {epilogue} takes columns in pairs, which swap_ab=True would put into different "
+            "threads; use swap_ab=False"
+        )
+    if epilogue.reductions and splits > 1:
+        raise ConfigError(
+            f"the epilogue {epilogue} reduces rows or columns; with K split {splits} ways no thread has all "
+            "values of a row; use another scheduler than SplitK"
+        )
