@@ -17,7 +17,7 @@ from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import TileScheduler, default_order
 from cutegemm.scheduler.arithmetic import ceil_div
 from cutegemm.scheduler.identity import scheduler_identity
-from cutegemm.targets import builder, check_paths, check_scheduler, plan
+from cutegemm.targets import builder, check_scheduler, plan
 
 NOMINAL_SIZE = 4096  # of M and N where they are not known
 STREAM_CANDIDATES = 100  # of the heuristic's ranking, among which StreamK finds one it can be used with
@@ -94,7 +94,6 @@ class Kernels:
 
     def choice(self, sizes: GemmProblem, gpu: Gpu, paths: Paths) -> Choice:
         """The kernel for a problem of these sizes on a GPU. Raises ProblemError, ConfigError."""
-        check_paths(self.target, paths)
         if isinstance(self.config, Fastest):
             measured = self.config.choice(self.problem, paths, self.target)
             return self._chosen(sizes, gpu, paths) if measured is None else self._filled_in(measured)

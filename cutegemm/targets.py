@@ -40,10 +40,6 @@ def check_scheduler(target: str, scheduler: TileScheduler) -> None:
         blackwell.check_sharing(scheduler.streamed)
 
 
-def check_paths(target: str, paths: Paths) -> None:
-    """Raises ProblemError for operands that no kernel of the target loads, whatever its configuration."""
-    if target == "sm_100a":
-        blackwell.check_loads(paths)
 
 
 def builder(target: str) -> Callable[..., dict[str, bytes]]:

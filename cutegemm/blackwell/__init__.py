@@ -3,6 +3,7 @@
     plan.py       what a configuration means and whether it is legal; no compiler needed
     layouts.py    the MMA, and shared-memory layouts of a plan
     producer.py   TMA loads of one stage
+    stages.py     the stages' ring where a pair fills them, and as movers see them
     mainloop.py   the MMAs of one tile, issued by one thread
     results.py    accumulators in tensor memory: who may use which, and how they are read
     chunks.py     how epilogue warpgroups share a tile

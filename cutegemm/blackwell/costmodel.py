@@ -6,6 +6,8 @@ For one stage of one tile the main loop takes the longest of
             64; or as long as its operands take to come out of shared memory
     fill    the bytes of A and B asked of L2 over the CTA's share of L2's rate
     local   all bytes of the stage over what one SM takes in, whoever else they are shared with
+    move    lines that are shifted into place on their way, where TMA cannot put an operand there: by its warps,
+            or by what goes into and out of shared memory for it
 
 plus the cost of passing a stage on. A tile's epilogue runs under the next tile's main loop: what shows of it
 is what is longer than that, and the last one. Device memory bounds the launch from below.
@@ -48,6 +50,8 @@ class Constants:
     l2_bytes_per_cycle      one SM's share when all SMs ask
     l2_bytes_per_cycle_alone   for one SM when few ask
     local_bytes_per_cycle   what one SM takes in
+    line_warp_cycles        a warp's time for moving 128 bytes from the staging buffer to their place
+    off_line                what rows cost L2 that do not start on 128-byte lines; others cost 1
     multicast_share         of an operand that a cluster shares, what it costs L2
     coincidence_share       of an operand that other CTAs ask for at the same time
     hidden_share            of the shorter of mma and fill that shows all the same
@@ -71,6 +75,8 @@ class Constants:
     l2_bytes_per_cycle: float = 50.7
     l2_bytes_per_cycle_alone: float = 54.6
     local_bytes_per_cycle: float = 85.7
+    line_warp_cycles: float = 4 * 8.2
+    off_line: float = 1.53
     multicast_share: float = 0.583
     coincidence_share: float = 0.806
     hidden_share: float = 0.08
@@ -100,6 +106,11 @@ class Table:
     cluster_n: np.ndarray
     ctas: np.ndarray  # of a cluster, those that split K included
     splits: np.ndarray
+    movers: np.ndarray  # warps; 0 where TMA puts both operands in their places
+    moved_bytes: np.ndarray  # of a stage
+    staged_bytes: np.ndarray  # the same in the staging buffer, where lines are longer
+    moved_a: np.ndarray  # whether A is moved
+    moved_b: np.ndarray
     squares: np.ndarray  # of elements that an epilogue thread holds of a tile
     consumers: np.ndarray
     swapped: np.ndarray
@@ -123,6 +134,11 @@ class Table:
             column([c.cluster_n for c in configs]),
             np.array([p.cluster_ctas for p in plans], dtype=np.intp),
             column([p.splits for p in plans]),
+            column([p.line_boxes.movers for p in plans]),
+            column([p.line_boxes.moved_bytes for p in plans]),
+            column([p.line_boxes.staged_bytes for p in plans]),
+            np.array([p.line_boxes.a is not None for p in plans], dtype=bool),
+            np.array([p.line_boxes.b is not None for p in plans], dtype=bool),
             column([p.squares(0) for p in plans]),
             column([c.consumers for c in configs]),
             np.array([c.swap_ab for c in configs], dtype=bool),
@@ -142,7 +158,7 @@ def candidates(kind: GemmProblem, paths: Paths, splits: tuple[int, ...]) -> Tabl
                 worked_out = plan(config, seen, seen_paths, ways)
             except ConfigError:
                 continue
-            if worked_out.stages >= MIN_STAGES:
+            if worked_out.stages_ahead >= MIN_STAGES:
                 plans.append(worked_out)
     return Table.of(plans, kind)
 
@@ -177,7 +193,8 @@ def cost(table: Table, work: Work, gpu: Gpu, constants: Constants = ASSUMED) -> 
     fill = _asked_of_l2(table, along_m, along_n, c) * table.tile_k * work.in_bytes
     busy = np.clip(clusters, 1, workers) * table.ctas  # an empty problem has no clusters
     fill = fill / np.minimum(c.l2_bytes_per_cycle * gpu.sms / busy, c.l2_bytes_per_cycle_alone)
-    longest = np.maximum(np.maximum(mma, fill), stage_bytes / c.local_bytes_per_cycle)
+    local = stage_bytes / c.local_bytes_per_cycle
+    longest = np.maximum(np.maximum(mma, fill), np.maximum(local, _move(table, stage_bytes, c)))
     loop = k_tiles * (longest + c.hidden_share * np.minimum(mma, fill) + c.stage_cycles)
     store = c.store_cycles + table.cta_m * table.tile_n * work.out_bytes / (
         c.store_bytes_per_cycle * table.consumers
@@ -209,6 +226,14 @@ def _mma(table: Table, work: Work, c: Constants) -> np.ndarray:
     return np.maximum(computing, reading) * table.tile_k / 16
 
 
+def _move(table: Table, stage_bytes: np.ndarray, c: Constants) -> np.ndarray:
+    """Cycles of moving one stage's lines; 0 where there are none to move."""
+    warps = table.moved_bytes / LINE_BYTES * c.line_warp_cycles / np.maximum(table.movers, 1)
+    # Every 16 bytes are read with the 16 after them, and written; TMA writes and MMAs read them besides.
+    accesses = table.staged_bytes + 3 * table.moved_bytes + stage_bytes
+    return np.where(table.movers > 0, np.maximum(warps, accesses / c.smem_bytes_per_cycle), 0.0)
+
+
 def _reduction(table: Table, c: Constants) -> np.ndarray:
     """Cycles of adding and writing a tile whose K is split; 0 for others."""
     reduce = c.reduce_cycles + c.reduce_cta_cycles * table.splits
@@ -222,7 +247,8 @@ def _asked_of_l2(table: Table, along_m: np.ndarray, along_n: np.ndarray, c: Cons
     alone_a, alone_b = (np.where(along > 1, c.coincidence_share, 1.0) for along in (along_n, along_m))
     share_a = np.where(table.cluster_n > 1, c.multicast_share, alone_a)
     share_b = np.where(table.teams_m > 1, c.multicast_share, alone_b)
-    return table.cta_m * share_a + table.cta_n * share_b
+    line_a, line_b = (np.where(moved, c.off_line, 1.0) for moved in (table.moved_a, table.moved_b))
+    return table.cta_m * share_a * line_a + table.cta_n * share_b * line_b
 
 
 @functools.lru_cache(maxsize=64)

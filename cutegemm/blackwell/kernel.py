@@ -18,7 +18,7 @@ from cutegemm.blackwell.fences import fence_after_wait, fence_before_signal
 from cutegemm.blackwell.layouts import make_layouts
 from cutegemm.blackwell.mainloop import Tcgen05Mainloop
 from cutegemm.blackwell.plan import BlackwellPlan
-from cutegemm.blackwell.producer import TileLoader, TmaProducer, make_loader, make_producer, multicast_mask
+from cutegemm.blackwell.producer import make_loader, make_producer
 from cutegemm.blackwell.results import (
     RESULT_BARRIERS,
     Result,
@@ -26,26 +26,35 @@ from cutegemm.blackwell.results import (
     init_result_barriers,
     make_results,
 )
+from cutegemm.blackwell.stages import as_lines, make_ring
 from cutegemm.blackwell.stores import STORE_BARRIERS, Store, make_store
 from cutegemm.parts.feed import Feed, divided
 from cutegemm.parts.grid import Place, TaskGrid, k_share
 from cutegemm.parts.host import Record, read_record, refusal, write_outcome
 from cutegemm.parts.limits import ALIGNMENT, WARPGROUP_THREADS
-from cutegemm.parts.ring import StageRing
+from cutegemm.parts.loads import Loader, TmaProducer, multicast_mask
+from cutegemm.parts.realign import Movers, make_movers, make_staging
+from cutegemm.parts.ring import StageCursor, StageRing
 from cutegemm.parts.tensors import CUTE_DTYPES, kernel_modes
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import TileScheduler
 from cutegemm.scheduler.arithmetic import divmod_
 
-# Warps by their number behind the epilogue's.
+# Warps by their number behind the epilogue's; movers come after them.
 MMA_WARP, LOAD_WARP, FETCHING_WARP = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A CTA's shared memory; result_barriers: see results.py, tmem: where its tensor memory begins."""
+    """A CTA's shared memory.
+
+    staging           a Staging where movers put lines in their place, or None
+    result_barriers   see results.py
+    tmem              where its tensor memory begins
+    """
 
     ring: StageRing
+    staging: Any
     result_barriers: cute.Pointer
     tmem: cute.Pointer
     feed: Feed
@@ -61,11 +70,13 @@ class BlackwellGemm:
         the warp after those  MMA: one thread issues all of a CTA's, or in the leader (the even rank) all of
                               a pair's; the warp also allocates and frees tensor memory
         the next warp         load: TMA loads of this CTA's part of A and B
-        the last warp         fetches work, where the scheduler has a queue
+        the warp after it     fetches work, where the scheduler has a queue
+        eight more            movers, where TMA cannot put an operand in its place (parts/realign.py)
 
-    Barriers: inputs_arrived counts 1 arrival and the bytes of a stage, in a pair at the leader and of both
-    CTAs; inputs_consumed one arrival for each tile of the cluster whose MMAs read what this CTA loads (see
-    StageRing). result_ready and result_taken hand the two accumulators back and forth (see ResultRing).
+    Barriers: inputs_arrived counts 1 arrival and the bytes of a stage, and one of each mover, in a pair at
+    the leader and of both CTAs; inputs_consumed one arrival for each tile of the cluster whose MMAs read what
+    this CTA loads (see StageRing). result_ready and result_taken hand the two accumulators back and forth
+    (see ResultRing).
 
     Timeline:
         load      | s0 s1 s2 s3 s0 ..
@@ -161,7 +172,9 @@ class BlackwellGemm:
         cute.arch.griddepcontrol_launch_dependents()
 
         if role == LOAD_WARP:
-            self._load(make_loader(producer, shared.stages, tiled_mma, plan, place), shared, grid, place)
+            parts = shared.stages, tiled_mma
+            loader = make_loader(producer, shared.ring, shared.staging, parts, plan, place)
+            self._load(loader, shared, grid, place)
         elif role == MMA_WARP:
             if leads:
                 self._multiply(self._mainloop(tiled_mma, shared, place), results, shared.feed, grid)
@@ -172,7 +185,14 @@ class BlackwellGemm:
                 if place.cta_m + place.cta_n == 0:
                     shared.feed.fetch()
         else:
-            self._epilogue(store, results, shared, (grid, place))
+            if cutlass.const_expr(shared.staging is None):
+                self._epilogue(store, results, shared, (grid, place))
+            else:
+                if role < MMA_WARP:
+                    self._epilogue(store, results, shared, (grid, place))
+                else:
+                    operands = tuple(zip((producer.a, producer.b), map(as_lines, shared.stages), strict=True))
+                    self._move(make_movers(shared.staging, shared.ring, operands), shared, grid)
         self._tear_down(shared, role)
 
     def _place(self, grid: TaskGrid) -> Place:
@@ -192,19 +212,23 @@ class BlackwellGemm:
         """Lays out shared memory; nothing is initialised yet."""
         plan = self.plan
         smem = cutlass.memory.SmemAllocator()
-        barriers = smem.allocate_array(cutlass.Int64, 2 * plan.stages + RESULT_BARRIERS + STORE_BARRIERS)
+        of_results = 2 * plan.stages
+        of_store = of_results + RESULT_BARRIERS
+        of_staging = of_store + STORE_BARRIERS
+        in_all = of_staging + (2 * plan.stages if plan.moving_warps else 0)
+        barriers = smem.allocate_array(cutlass.Int64, in_all)
         tmem = smem.allocate_array(Int32, 1)
         feed = make_feed(self.scheduler, plan, smem, grid, place)
         dtype = CUTE_DTYPES[self.problem.a_dtype]
         sA, sB = (
             smem.allocate_tensor(dtype, layout.outer, ALIGNMENT, swizzle=layout.inner) for layout in staged
         )
-        result_barriers = barriers + 2 * plan.stages
-        buffers: Any = store.allocate(smem, result_barriers + RESULT_BARRIERS)
+        staging: Any = make_staging(plan.line_boxes, plan.stages, dtype, smem, barriers + of_staging)
+        buffers: Any = store.allocate(smem, barriers + of_store)
         if plan.padding_bytes:
             smem.allocate(plan.padding_bytes)
-        ring = StageRing(barriers, barriers + plan.stages, plan.stages, plan.readers)
-        return Shared(ring, result_barriers, tmem, feed, (sA, sB), buffers)
+        ring = make_ring(barriers, plan, place)
+        return Shared(ring, staging, barriers + of_results, tmem, feed, (sA, sB), buffers)
 
     @cute.jit
     def _set_up(self, store: Store, shared: Shared, role: Int32) -> None:
@@ -212,7 +236,9 @@ class BlackwellGemm:
         pair = self.plan.config.mma_ctas == 2
         if role == LOAD_WARP:
             with cute.arch.elect_one():
-                shared.ring.init(1)
+                shared.ring.init(1, self.plan.filling_arrivals)
+                if cutlass.const_expr(shared.staging is not None):
+                    shared.staging.init()
                 init_result_barriers(shared.result_barriers, self.plan)
                 shared.feed.init()
                 store.init(shared.buffers)
@@ -254,7 +280,7 @@ class BlackwellGemm:
         return m * plan.teams_m + team_m, n * plan.config.cluster_n + place.cta_n, batch
 
     @cute.jit
-    def _load(self, loader: TileLoader, shared: Shared, grid: TaskGrid, place: Place) -> None:
+    def _load(self, loader: Loader, shared: Shared, grid: TaskGrid, place: Place) -> None:
         """Load warp: every tile of this worker, stage by stage, as far ahead as the ring allows."""
         tasks, ring, feed = grid.tasks(), shared.ring, shared.feed
         cursor = ring.start()
@@ -264,11 +290,29 @@ class BlackwellGemm:
             span = feed.span(position)
             feed.begin()
             for step in cutlass.range(span.k_count, unroll=1):
-                ring.wait_consumed(cursor)
-                loader.load(ring.inputs_arrived + cursor.stage, cursor.stage, span.k_first + step, tile)
+                loader.load(cursor, span.k_first + step, tile)
                 cursor = ring.advanced(cursor)
             position = feed.next(position)
-        # A CTA stays until the last arrival at its barriers: MMAs, of other CTAs too, signal their end there.
+        if cutlass.const_expr(shared.staging is None):
+            self._outlast(ring, cursor)
+
+    @cute.jit
+    def _move(self, movers: Movers, shared: Shared, grid: TaskGrid) -> None:
+        """Moving warps: every stage of every tile of this worker, as its lines arrive."""
+        tasks, ring, feed = grid.tasks(), shared.ring, shared.feed
+        cursor = ring.start()
+        position = feed.first()
+        while position.task < tasks:
+            for _ in cutlass.range(feed.span(position).k_count, unroll=1):
+                movers.move(cursor)
+                cursor = ring.advanced(cursor)
+            position = feed.next(position)
+        # The load warp may be two rounds ahead of the MMAs, and a barrier tells only one from the next.
+        self._outlast(ring, cursor)
+
+    @cute.jit
+    def _outlast(self, ring: StageRing, cursor: StageCursor) -> None:
+        """Until the last arrival at this CTA's barriers: MMAs, of other CTAs too, signal their end there."""
         for _ in cutlass.range_constexpr(self.plan.stages):
             ring.wait_consumed(cursor)
             cursor = ring.advanced(cursor)

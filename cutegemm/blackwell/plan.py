@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from cutegemm.config import GemmConfig, check_one_of
 from cutegemm.epilogue.graph import FULL
-from cutegemm.errors import ConfigError, ProblemError
+from cutegemm.errors import ConfigError
 from cutegemm.parts.limits import (
     ALIGNMENT,
     BARRIER_BYTES,
@@ -16,9 +16,9 @@ from cutegemm.parts.limits import (
     MAX_STAGES,
     MIN_STAGES,
     SMEM_BYTES,
-    TMA_ALIGNMENT,
     WARPGROUP_THREADS,
 )
+from cutegemm.parts.lines import LineBoxes, check_lines, line_boxes
 from cutegemm.parts.paths import ALIGNED, Paths, StorePath
 from cutegemm.parts.plan import check_epilogue
 from cutegemm.problem import GemmProblem, dtype_bytes
@@ -29,6 +29,7 @@ ACCUMULATORS = 2  # one is computed while the other is read
 SM_SMEM_BYTES = 228 * 1024  # of an SM; the driver keeps 1 KiB for each CTA on it
 DRIVER_BYTES = 1024
 WARP_THREADS = 32
+MOVERS = 8  # warps that put lines in their place: one for each class, since no registers are traded here
 EPILOGUE_SHARE = 4  # parts of a swizzle span that are read at a time where an epilogue follows
 
 TILE_M = {1: (64, 128), 2: (128, 256)}  # by the CTAs of an MMA
@@ -44,6 +45,8 @@ class BlackwellPlan:
 
     chunks                (first column, width) of the pieces in which an accumulator is read and stored, in
                           columns of tensor memory
+    line_boxes            of the operands that come by way of the staging buffer
+    stage_bytes           of A and B in their places, without the staging buffer
     accumulator_columns   of tensor memory, for one accumulator
     tmem_columns          allocated, for all accumulators
     smem_bytes            dynamic shared memory of a CTA
@@ -54,6 +57,7 @@ class BlackwellPlan:
     paths: Paths
     splits: int
     chunks: tuple[tuple[int, int], ...]
+    line_boxes: LineBoxes
     stages: int
     store_stages: int
     stage_bytes: int
@@ -99,9 +103,25 @@ class BlackwellPlan:
         return WARPGROUP_THREADS * self.config.consumers
 
     @property
+    def moving_warps(self) -> int:
+        """Warps that put lines in their place."""
+        return self.line_boxes.movers
+
+    @property
     def threads(self) -> int:
-        """Threads of a CTA: the epilogue's, warps that issue MMAs, load, and fetch work."""
-        return self.epilogue_threads + 3 * WARP_THREADS
+        """Threads of a CTA: the epilogue's, warps that issue MMAs, load, and fetch work, and movers."""
+        return self.epilogue_threads + (3 + self.moving_warps) * WARP_THREADS
+
+    @property
+    def stages_ahead(self) -> int:
+        """Stages that may be under way or waiting: those in the staging buffer count as well."""
+        return self.stages * (2 if self.moving_warps else 1)
+
+    @property
+    def filling_arrivals(self) -> int:
+        """How often those that fill a stage arrive: TMA's issuer for its bytes, the movers of all CTAs that
+        compute a tile for theirs."""
+        return (1 if self.line_boxes.in_place_bytes else 0) + self.config.mma_ctas * self.moving_warps
 
     @property
     def warpgroups_per_tile(self) -> int:
@@ -115,8 +135,8 @@ class BlackwellPlan:
 
     @property
     def reading_warps(self) -> int:
-        """Warps of a CTA that follow the sequence of its tasks: epilogue, MMA, load."""
-        return 4 * self.config.consumers + 2
+        """Warps of a CTA that follow the sequence of its tasks: epilogue, MMA, load, movers."""
+        return 4 * self.config.consumers + 2 + self.moving_warps
 
     @property
     def store_steps(self) -> int:
@@ -184,13 +204,12 @@ def plan(
 ) -> BlackwellPlan:
     """Checks ``config`` for ``problem`` (as the kernel sees it: already swapped) and works it out.
 
-    paths     how D is stored; A and B are loaded by TMA
+    paths     how A and B, as the kernel sees them, are loaded and D is stored
     splits    CTAs of a cluster that share one tile's K and reduce their sums in shared memory; with more than
               one, the store is direct
     streamed  whether workers add parts of tiles through global memory (StreamK), which these kernels do not
-    Raises ConfigError naming the limit and the nearest legal value, ProblemError for other loads.
+    Raises ConfigError naming the limit and the nearest legal value.
     """
-    check_loads(paths)
     check_sharing(streamed)
     if problem.epilogue is not None:
         check_epilogue(problem.epilogue, splits)
@@ -199,12 +218,15 @@ def plan(
         _check_split(config, splits)
         paths = replace(paths, store="direct")
     _check_tile_n(config, problem)
+    check_lines(config, problem, paths)
     columns = config.tile_n // (2 if _folded(config) else 1)
     chunks = output_chunks(columns, problem)
     partials = partial_bytes(config, chunks) if splits > 1 else 0
     stored = chunks if stores_by_tma(paths.store, problem) else ()
-    stages, store_stages, sizes = _shared_memory(config, problem, stored, partials)
-    used = BARRIER_BYTES + partials + stages * sizes[0] + config.consumers * store_stages * sizes[1]
+    boxes = line_boxes(config, problem, paths, MOVERS)
+    stages, store_stages, sizes = _shared_memory(config, problem, stored, (partials, boxes.buffer_bytes))
+    used = BARRIER_BYTES + partials + stages * (sizes[0] + boxes.buffer_bytes)
+    used += config.consumers * store_stages * sizes[1]
     tmem = tmem_columns(config)
     padding = max(0, _least_smem(tmem) - used)
     return BlackwellPlan(
@@ -212,6 +234,7 @@ def plan(
         paths=paths,
         splits=splits,
         chunks=chunks,
+        line_boxes=boxes,
         stages=stages,
         store_stages=store_stages,
         stage_bytes=sizes[0],
@@ -221,16 +244,6 @@ def plan(
         padding_bytes=padding,
         smem_bytes=used + padding,
     )
-
-
-def check_loads(paths: Paths) -> None:
-    """Raises ProblemError for operands TMA cannot load in place."""
-    for name, path in (("a", paths.a), ("b", paths.b)):
-        if path != "tma":
-            raise ProblemError(
-                f"{name} has an address or a pitch that is no multiple of {TMA_ALIGNMENT} bytes, which "
-                "sm_100a kernels do not load yet: pad the allocation, or copy the operand into an aligned one"
-            )
 
 
 def stores_by_tma(store: StorePath, problem: GemmProblem) -> bool:
@@ -332,14 +345,16 @@ def _check_tile_n(config: GemmConfig, problem: GemmProblem) -> None:
 
 
 def _shared_memory(
-    config: GemmConfig, problem: GemmProblem, chunks: tuple[tuple[int, int], ...], partials: int
+    config: GemmConfig, problem: GemmProblem, chunks: tuple[tuple[int, int], ...], beside: tuple[int, int]
 ) -> tuple[int, int, tuple[int, int]]:
     """(stages, store buffers of a warpgroup, (bytes of a stage, bytes of a store buffer)), of one CTA.
 
-    partials: bytes that the partial sums of a split tile take beside them.
+    beside: bytes that the partial sums of a split tile take, and those of a stage in the staging buffer.
     """
+    partials, staged = beside
     rows = (config.tile_m + config.tile_n) // config.mma_ctas
-    stage = rows * config.tile_k * dtype_bytes(problem.a_dtype)
+    placed = rows * config.tile_k * dtype_bytes(problem.a_dtype)
+    stage = placed + staged
     # A direct store has no pieces in shared memory. Half of a folded tile's columns lie below the others.
     lanes = 64 if config.tile_m == 64 else 128
     buffer = lanes * max((width for _, width in chunks), default=0) * dtype_bytes(problem.out_dtype)
@@ -374,4 +389,4 @@ def _shared_memory(
         # Leftover room goes to the output buffers: the more, the fewer waits between chunks.
         while store_stages < steps and room(store_stages + 1) >= stages:
             store_stages += 1
-    return stages, store_stages, (stage, buffer)
+    return stages, store_stages, (placed, buffer)

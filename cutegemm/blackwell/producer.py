@@ -11,146 +11,169 @@ from cutlass.cute.nvgpu import cpasync
 from cutegemm.blackwell.layouts import Layouts, cta_group
 from cutegemm.blackwell.plan import BlackwellPlan
 from cutegemm.parts.grid import Place
+from cutegemm.parts.loads import (
+    Loader,
+    OperandLoader,
+    PlaceLoader,
+    StagingLoader,
+    TileSlices,
+    TmaProducer,
+    multicast_mask,
+)
+from cutegemm.parts.realign import LineLoader, LineLoads, Staging, Tile, make_line_loads
+from cutegemm.parts.ring import StageRing
 
 
 @dataclass(frozen=True)
-class TmaProducer:
-    """TMA descriptors of A and B and the coordinates they are loaded by.
+class TileLoads:
+    """Host-made: the TMA descriptor of an operand that is loaded in place.
 
-    mA_mkl, mB_nkl are TMA coordinate tensors (M, K, L) and (N, K, L). Of a tile that several tiles of the
-    cluster share each CTA loads a slice and multicasts it to the CTAs of the same rank in the others.
+    mX       TMA coordinates (rows, K, L)
+    shape    (rows, tile_k) of the operand's part of a tile
+    sharers  tiles of a cluster that have the same part: of it each CTA loads a slice and multicasts it to the
+             CTAs of the same rank in the others
     """
 
-    atom_a: cute.CopyAtom
-    mA_mkl: cute.Tensor
-    atom_b: cute.CopyAtom
-    mB_nkl: cute.Tensor
+    atom: cute.CopyAtom
+    mX: cute.Tensor
+    shape: cutlass.Constexpr[tuple[int, int]]
+    sharers: cutlass.Constexpr[int]
 
     def prefetch(self) -> None:
-        """Fetches both descriptors, so that the first load does not wait for them."""
-        cpasync.prefetch_descriptor(self.atom_a)
-        cpasync.prefetch_descriptor(self.atom_b)
+        """See TmaProducer.prefetch."""
+        cpasync.prefetch_descriptor(self.atom)
+
+    def slices(self, operand: int, sX: cute.Tensor, thread_mma: Any, at: tuple[Int32, Int32]) -> TileSlices:
+        """Device side: one CTA's share of the loads into the stages sX (mma, mma_rows, mma_k, stage).
+
+        thread_mma   the CTA's part of the MMA; at: which of the slices it loads, and the CTAs that get it
+        """
+        share, mask = at
+        gX = cute.local_tile(self.mX, self.shape, (None, None, None))
+        partition = thread_mma.partition_A if operand == 0 else thread_mma.partition_B
+        tXsX, tXgX = cpasync.tma_partition(
+            self.atom,
+            share,
+            cute.make_layout(self.sharers),
+            cute.group_modes(sX, 0, 3),
+            cute.group_modes(partition(gX), 0, 3),
+        )
+        return TileSlices(self.atom, tXsX, tXgX, mask, operand)
 
 
 @dataclass(frozen=True)
-class TileLoader:
-    """The producer's view of one CTA: shared-memory stages and the global tiles that fill them.
+class PairPlaceLoader(PlaceLoader):
+    """Of a pair: the bytes of both CTAs arrive at the leader's barrier, and the leader announces them all."""
 
-    tAsA (tma, stage), tAgA (tma, tile_m, tile_k, l) and the same for B. leads: whether this CTA announces
-    the bytes, of its own part and its peer's: those of a pair arrive at one barrier.
-    """
-
-    producer: TmaProducer
-    tAsA: cute.Tensor
-    tAgA: cute.Tensor
-    tBsB: cute.Tensor
-    tBgB: cute.Tensor
-    mask_a: Int16
-    mask_b: Int16
     leads: cutlass.Boolean
-    plan: cutlass.Constexpr[BlackwellPlan]
 
     @cute.jit
-    def load(
-        self, barrier: cute.Pointer, stage: Int32, k_tile: Int32, tile: tuple[Int32, Int32, Int32]
-    ) -> None:
-        """Starts the loads of one stage and announces their bytes on ``barrier``, in a pair on the leader's.
-
-        The announced bytes are those of the whole stage: a multicast peer's slices count here too.
-        """
-        m, n, l = tile  # noqa: E741
+    def _announce(self, barrier: cute.Pointer) -> None:
         if self.leads:
             with cute.arch.elect_one():
-                stage_bytes = self.plan.stage_bytes * self.plan.config.mma_ctas
-                cute.arch.mbarrier_arrive_and_expect_tx(barrier, stage_bytes)
-        cute.copy(
-            self.producer.atom_a,
-            self.tAgA[None, m, k_tile, l],
-            self.tAsA[None, stage],
-            tma_bar_ptr=barrier,
-            mcast_mask=self.mask_a,
-        )
-        cute.copy(
-            self.producer.atom_b,
-            self.tBgB[None, n, k_tile, l],
-            self.tBsB[None, stage],
-            tma_bar_ptr=barrier,
-            mcast_mask=self.mask_b,
-        )
+                cute.arch.mbarrier_arrive_and_expect_tx(barrier, self.stage_bytes)
+
+
+@dataclass(frozen=True)
+class HalfLoader:
+    """Of a pair: the lines of an operand that are this CTA's half of the tile."""
+
+    lines: LineLoader
+    rank: Int32
+
+    def load(self, barrier: cute.Pointer, stage: Int32, k_tile: Int32, tile: Tile) -> None:
+        """See OperandLoader.load. tile: of the pair"""
+        m, n, l = tile  # noqa: E741
+        self.lines.load(barrier, stage, k_tile, (2 * m + self.rank, 2 * n + self.rank, l))
 
 
 def make_producer(
     mA_mkl: cute.Tensor, mB_nkl: cute.Tensor, layouts: Layouts, plan: BlackwellPlan
 ) -> TmaProducer:
     """Host side: the TMA descriptors of A and B."""
+    # A is shared along N (same rows), B along M (same columns).
+    a = _loads(mA_mkl, 0, layouts, plan, plan.config.cluster_n)
+    return TmaProducer(a, _loads(mB_nkl, 1, layouts, plan, plan.teams_m))
+
+
+def _loads(
+    mX: cute.Tensor, operand: int, layouts: Layouts, plan: BlackwellPlan, sharers: int
+) -> TileLoads | LineLoads:
+    box = plan.line_boxes.both[operand]
+    if box is not None:
+        return make_line_loads(mX, box)
     config = plan.config
-    tile = (config.tile_m, config.tile_n, config.tile_k)
     cluster = cute.tiled_divide(
         cute.make_layout((config.cluster_m, config.cluster_n, 1)), (layouts.tiled_mma.thr_id,)
     ).shape
-    stage = [0, 1, 2]
-    # A is shared along N (same rows), B along M (same columns).
-    atom_a, tma_a = cute.nvgpu.make_tiled_tma_atom_A(
-        _load_op(plan, config.cluster_n),
-        mA_mkl,
-        cute.select(layouts.a_staged, mode=stage),
-        tile,
+    make = (cute.nvgpu.make_tiled_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_B)[operand]
+    atom, coordinates = make(
+        _load_op(plan, sharers),
+        mX,
+        cute.select((layouts.a_staged, layouts.b_staged)[operand], mode=[0, 1, 2]),
+        (config.tile_m, config.tile_n, config.tile_k),
         layouts.tiled_mma,
         cluster,
     )
-    atom_b, tma_b = cute.nvgpu.make_tiled_tma_atom_B(
-        _load_op(plan, plan.teams_m),
-        mB_nkl,
-        cute.select(layouts.b_staged, mode=stage),
-        tile,
-        layouts.tiled_mma,
-        cluster,
-    )
-    return TmaProducer(atom_a, tma_a, atom_b, tma_b)
+    rows = (config.tile_m, config.tile_n)[operand]
+    return TileLoads(atom, coordinates, (rows, config.tile_k), sharers)
 
 
 def make_loader(
     producer: TmaProducer,
-    stages: tuple[cute.Tensor, cute.Tensor],
-    tiled_mma: cute.TiledMma,
+    ring: StageRing,
+    staging: Staging | None,
+    parts: tuple[tuple[cute.Tensor, cute.Tensor], cute.TiledMma],
     plan: BlackwellPlan,
     place: Place,
-) -> TileLoader:
-    """Device side: partitions the stages and the global tiles for this CTA's share of the loads."""
+) -> Loader:
+    """Device side: partitions the stages and the global tiles for this CTA's share of the loads.
+
+    staging   None where both operands go to their places
+    parts     the stages of A and B, (mma, mma_rows, mma_k, stage), and the MMA
+    """
     config = plan.config
-    sA, sB = stages
+    places, tiled_mma = parts
     rank = place.cta_m % config.mma_ctas  # in the pair
     team_m = place.cta_m // config.mma_ctas
-    mma = tiled_mma.get_slice(rank)
-    gA_mkl = cute.local_tile(producer.mA_mkl, (config.tile_m, config.tile_k), (None, None, None))
-    gB_nkl = cute.local_tile(producer.mB_nkl, (config.tile_n, config.tile_k), (None, None, None))
-    tAsA, tAgA = cpasync.tma_partition(
-        producer.atom_a,
-        place.cta_n,
-        cute.make_layout(config.cluster_n),
-        cute.group_modes(sA, 0, 3),
-        cute.group_modes(mma.partition_A(gA_mkl), 0, 3),
-    )
-    tBsB, tBgB = cpasync.tma_partition(
-        producer.atom_b,
-        team_m,
-        cute.make_layout(plan.teams_m),
-        cute.group_modes(sB, 0, 3),
-        cute.group_modes(mma.partition_B(gB_nkl), 0, 3),
-    )
     # Ranks run along M first. A goes to the CTAs of this row of the cluster, B to those of this column whose
     # rank in their pair is this CTA's.
-    mask_a = multicast_mask(config.cluster_n, config.cluster_m, place.cta_m)
-    mask_b = multicast_mask(plan.teams_m, config.mma_ctas, place.cta_n * config.cluster_m + rank)
-    return TileLoader(producer, tAsA, tAgA, tBsB, tBgB, mask_a, mask_b, rank == 0, plan)
+    at = (
+        (place.cta_n, _mask(config.cluster_n, config.cluster_m, place.cta_m)),
+        (team_m, _mask(plan.teams_m, config.mma_ctas, place.cta_n * config.cluster_m + rank)),
+    )
+    both = (producer.a, producer.b)
+    in_place = tuple(
+        loads.slices(operand, places[operand], tiled_mma.get_slice(rank), at[operand])
+        for operand, loads in enumerate(both)
+        if isinstance(loads, TileLoads)
+    )
+    others = _place_loader(ring, in_place, plan, rank)
+    if staging is None:
+        return others
+    staged = tuple(
+        _line_loader(LineLoader(loads, staging.buffers[operand], plan.stages, operand), plan, rank)
+        for operand, loads in enumerate(both)
+        if isinstance(loads, LineLoads)
+    )
+    return StagingLoader(staging, staged, plan.line_boxes.staged_bytes, others if in_place else None)
 
 
-def multicast_mask(count: int, step: int, first: Int32) -> Int16:
-    """Bits of the CTAs first, first + step, ...; 0 when there is nobody to share with."""
-    if count == 1:
-        return Int16(0)
-    bits = sum(1 << (i * step) for i in range(count))
-    return Int16(Int32(bits) << first)
+def _place_loader(
+    ring: StageRing, operands: tuple[TileSlices, ...], plan: BlackwellPlan, rank: Int32
+) -> PlaceLoader:
+    bytes_ = plan.config.mma_ctas * plan.line_boxes.in_place_bytes
+    if plan.config.mma_ctas == 1:
+        return PlaceLoader(ring, operands, bytes_)
+    return PairPlaceLoader(ring, operands, bytes_, rank == 0)
+
+
+def _line_loader(lines: LineLoader, plan: BlackwellPlan, rank: Int32) -> OperandLoader:
+    return lines if plan.config.mma_ctas == 1 else HalfLoader(lines, rank)
+
+
+def _mask(count: int, step: int, first: Int32) -> Int16:
+    return Int16(multicast_mask(count, step, first))
 
 
 def _load_op(plan: BlackwellPlan, multicast: int) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from cutegemm.config import SCHEDULES, GemmConfig
-from cutegemm.errors import ConfigError, ProblemError
+from cutegemm.errors import ConfigError
 from cutegemm.kernels import Choice
 from cutegemm.parts.paths import LoadPath, Paths, StorePath
 from cutegemm.problem import INPUT_DTYPES, OUTPUT_DTYPES, GemmProblem
@@ -29,10 +29,10 @@ from cutegemm.scheduler import (
     StreamK,
     TileScheduler,
 )
-from cutegemm.targets import check_paths, check_scheduler
+from cutegemm.targets import check_scheduler
 
 HEURISTIC = 0.25  # of the kinds leave the configuration to the library
-ANYWHERE = 0.6  # of the configurations have kernels for A and B wherever they lie, where the target has such
+ANYWHERE = 0.6  # of the configurations have kernels for A and B wherever they lie
 DEFAULT_SCHEDULER = 0.3  # leave the scheduler to it
 ATTEMPTS = 2000  # to find a legal configuration: there are some thousand for every kind
 
@@ -84,7 +84,7 @@ def random_kind(seed: int, target: str) -> Kind:
     )
     if chance.random() < HEURISTIC:
         return kind
-    anywhere = chance.random() < ANYWHERE and takes_any_alignment(kind)
+    anywhere = chance.random() < ANYWHERE
     for _ in range(ATTEMPTS):
         configured = replace(kind, config=_random_config(chance, target))
         if configured.config is not None and is_legal(configured, ALL_LOADS if anywhere else ALIGNED_LOADS):
@@ -109,16 +109,7 @@ def is_legal(kind: Kind, loads: tuple[LoadPath, ...] = ALIGNED_LOADS) -> bool:
 
 def takes_any_alignment(kind: Kind) -> bool:
     """Whether there are kernels of a kind for A and B wherever they lie."""
-    return loads_from_anywhere(kind.target) and is_legal(kind, ALL_LOADS)
-
-
-def loads_from_anywhere(target: str) -> bool:
-    """Whether kernels of a target load operands that TMA cannot put in place."""
-    try:
-        check_paths(target, Paths("realigned", "realigned"))
-    except ProblemError:
-        return False
-    return True
+    return is_legal(kind, ALL_LOADS)
 
 
 def _random_config(chance: random.Random, target: str) -> GemmConfig | None:

@@ -19,7 +19,7 @@ from cutegemm.parts.limits import (
     SMEM_BYTES,
     WARPGROUP_THREADS,
 )
-from cutegemm.parts.lines import INPUT_BYTES, MOVERS, ODD_PITCH, LineBoxes, check_lines, line_boxes
+from cutegemm.parts.lines import INPUT_BYTES, ODD_PITCH, LineBoxes, check_lines, line_boxes
 from cutegemm.parts.paths import ALIGNED, Paths
 from cutegemm.parts.plan import check_epilogue
 from cutegemm.problem import GemmProblem, dtype_bytes
@@ -51,6 +51,7 @@ CONSUMER_REGISTERS = {1: 240, 2: 232}  # by number of consumer warpgroups; the s
 # The same where a warpgroup more moves lines, what it takes itself, and what its producer does: it has as
 # many descriptors as there are classes of lines.
 CONSUMER_REGISTERS_BESIDE_MOVERS = {1: 240, 2: 192}
+MOVERS = 4  # warps that move lines: a warpgroup, which registers are traded by
 MOVING_REGISTERS = 56
 PRODUCER_REGISTERS_BESIDE_MOVERS = 72
 ENTRY_REGISTERS_BESIDE_MOVERS = 128  # of a thread of 512, before they are traded
@@ -154,7 +155,7 @@ class HopperPlan:
     @property
     def reading_warps(self) -> int:
         """Warps of a CTA that follow the sequence of its tasks: ping-pong teams follow all of them."""
-        return 1 + 4 * self.config.consumers + (MOVERS if self.staged_bytes else 0)
+        return 1 + 4 * self.config.consumers + self.line_boxes.movers
 
     @property
     def staged_bytes(self) -> int:
@@ -169,7 +170,7 @@ class HopperPlan:
     @property
     def filling_arrivals(self) -> int:
         """How often those that fill a stage arrive: TMA's issuer for its bytes, the movers for theirs."""
-        return (1 if self.line_boxes.in_place_bytes else 0) + (MOVERS if self.staged_bytes else 0)
+        return (1 if self.line_boxes.in_place_bytes else 0) + self.line_boxes.movers
 
     @property
     def producer_registers(self) -> int:
@@ -235,7 +236,7 @@ def plan(
     if problem.epilogue is not None and splits == 1:
         columns = sum(dtype_bytes(str(operand.dtype)) for operand in problem.epilogue.columns)
         beside += config.consumers * config.tile_n // warpgroups_n * columns
-    boxes = line_boxes((config.tile_m, config.tile_n), config, problem, paths)
+    boxes = line_boxes(config, problem, paths, MOVERS)
     staged = boxes.buffer_bytes
     # A direct store has no pieces in shared memory, unless they come out of an epilogue.
     stored = chunks if paths.store == "tma" or (problem.epilogue is not None and splits == 1) else ()

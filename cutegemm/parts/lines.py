@@ -13,7 +13,6 @@ from cutegemm.problem import GemmProblem
 
 INPUT_BYTES = 2  # of an element of A or B
 LINE_CLASSES = 8  # of an operand whose pitch is no multiple of 16 bytes
-MOVERS = 4  # warps that move its lines
 UNIT = 8  # elements of the 16 bytes TMA moves at least
 REALIGNED_SPAN = 64  # elements of a line that eight of their lanes take at once
 REALIGNED_LINES = 32  # of a tile: four of each class, a warp's
@@ -60,17 +59,24 @@ class LineBoxes:
 
     rows     of the CTA's part of A and of B
     tile_k   of a stage
+    warps    that move the lines, where there are any to move: a divisor of LINE_CLASSES
     """
 
     a: LineBox | None
     b: LineBox | None
     rows: tuple[int, int]
     tile_k: int
+    warps: int
 
     @property
     def both(self) -> tuple[LineBox | None, LineBox | None]:
         """That of A and that of B."""
         return self.a, self.b
+
+    @property
+    def movers(self) -> int:
+        """Warps that put lines in their place."""
+        return self.warps if self.a or self.b else 0
 
     @property
     def staged_bytes(self) -> int:
@@ -94,8 +100,11 @@ class LineBoxes:
         return in_place * self.tile_k * INPUT_BYTES
 
 
-def line_boxes(rows: tuple[int, int], config: GemmConfig, problem: GemmProblem, paths: Paths) -> LineBoxes:
-    """Those of a CTA that has so many rows of A and of B, of operands loaded by these paths."""
+def line_boxes(config: GemmConfig, problem: GemmProblem, paths: Paths, warps: int) -> LineBoxes:
+    """Those of a configuration's CTA, of operands loaded by these paths; ``warps`` can move lines.
+
+    A CTA has all of a tile's rows of A and B, or with MMAs of two CTAs half of each.
+    """
 
     def box(path: str, size: int, k_major: bool) -> LineBox | None:
         if path != "realigned":
@@ -103,15 +112,15 @@ def line_boxes(rows: tuple[int, int], config: GemmConfig, problem: GemmProblem, 
         lines, length = (size, config.tile_k) if k_major else (config.tile_k, size)
         return LineBox(lines // LINE_CLASSES, length, k_major)
 
+    rows = config.tile_m // config.mma_ctas, config.tile_n // config.mma_ctas
     a = box(paths.a, rows[0], problem.a_major == "k")
-    return LineBoxes(a, box(paths.b, rows[1], problem.b_major == "k"), rows, config.tile_k)
+    return LineBoxes(a, box(paths.b, rows[1], problem.b_major == "k"), rows, config.tile_k, warps)
 
 
 def check_lines(config: GemmConfig, problem: GemmProblem, paths: Paths) -> None:
     """Raises ConfigError for tiles that do not divide into what movers take at once.
 
-    A CTA has all of a tile's rows of A and B, or with MMAs of two CTAs half of each. Nothing to check where
-    TMA puts both operands in their places.
+    Nothing to check where TMA puts both operands in their places.
     """
     if "realigned" not in (paths.a, paths.b):
         return

@@ -9,8 +9,8 @@ descriptors cover the operand, each with exact bounds: beyond the end of a line 
 there are zeros, and nothing is read.
 
 A class's box is a unit longer than the lines of the tile, since these begin within the first unit and end
-within the last. A warpgroup of movers reads it from the staging buffer, shifts it by what the
-class begins late, and writes it where, and swizzled as, MMAs read it.
+within the last. Movers read it from the staging buffer, shift it by what the class begins late, and write
+it where, and swizzled as, MMAs read it.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from cutlass import Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 
 from cutegemm.parts.limits import ALIGNMENT, TMA_ALIGNMENT
-from cutegemm.parts.lines import LINE_CLASSES, MOVERS, UNIT, LineBox, LineBoxes
+from cutegemm.parts.lines import LINE_CLASSES, UNIT, LineBox, LineBoxes
 from cutegemm.parts.ring import StageCursor, StageRing
 
 LANES_OF_LINE = 8  # of a warp, side by side: they read and write a whole line of 128 bytes without conflicts
@@ -143,18 +143,20 @@ class Staging:
 
     The ring has as many stages as the operands', so that one cursor counts both.
     buffers   of the operands that are staged, A's before B's
+    movers    warps
     """
 
     lines_arrived: cute.Pointer
     lines_taken: cute.Pointer
     buffers: tuple[cute.Pointer | None, cute.Pointer | None]
     stages: cutlass.Constexpr[int]
+    movers: cutlass.Constexpr[int]
 
     def init(self) -> None:
         """Sets the arrival counts; one thread of the CTA calls this before anyone waits."""
         for stage in range(self.stages):
             cute.arch.mbarrier_init(self.lines_arrived + stage, 1)
-            cute.arch.mbarrier_init(self.lines_taken + stage, MOVERS)
+            cute.arch.mbarrier_init(self.lines_taken + stage, self.movers)
 
     def wait_taken(self, cursor: StageCursor) -> None:
         """Producer: until the stage's lines have been moved."""
@@ -170,6 +172,7 @@ class Mover:
     first, step  see LineLoads
     warp         which of the movers; they take the classes in turn
     line, lane   which of the warp's lines, and which of its vectors
+    movers       warps
     """
 
     buffer: cute.Pointer
@@ -180,12 +183,13 @@ class Mover:
     line: Int32
     lane: Int32
     box: cutlass.Constexpr[LineBox]
+    movers: cutlass.Constexpr[int]
 
     @cute.jit
     def move(self, stage: Int32) -> None:
         """This warp's classes of one stage."""
-        for turn in cutlass.range(LINE_CLASSES // MOVERS, unroll=1):
-            c = turn * MOVERS + self.warp
+        for turn in cutlass.range(LINE_CLASSES // self.movers, unroll=1):
+            c = turn * self.movers + self.warp
             late = (self.first + c * self.step) % UNIT
             # The same for all lanes of the warp.
             for elements in cutlass.range_constexpr(UNIT):
@@ -269,7 +273,7 @@ def make_staging(
     stages     of the operands, of that dtype
     barriers   room for the staging buffer's ring
     """
-    if not boxes.staged_bytes:
+    if not boxes.movers:
         return None
 
     def buffer(box: LineBox | None) -> cute.Pointer | None:
@@ -279,7 +283,7 @@ def make_staging(
         return smem.allocate_array(dtype, elements, byte_alignment=ALIGNMENT)
 
     a, b = (buffer(box) for box in boxes.both)
-    return Staging(barriers, barriers + stages, (a, b), stages)
+    return Staging(barriers, barriers + stages, (a, b), stages, boxes.movers)
 
 
 def make_movers(
@@ -287,19 +291,19 @@ def make_movers(
     ring: StageRing,
     operands: tuple[tuple[Any, cute.Tensor], tuple[Any, cute.Tensor]],
 ) -> Movers:
-    """Device side: the calling thread's part; its warpgroup moves lines.
+    """Device side: the calling thread's part; its warp, and those around it, move lines.
 
     operands: how A and B are loaded, and where MMAs read them, (rows, tile_k, stage).
     """
     movers = tuple(
-        _mover(loads, buffer, sX)
+        _mover(loads, buffer, sX, staging.movers)
         for (loads, sX), buffer in zip(operands, staging.buffers, strict=True)
         if buffer is not None
     )
     return Movers(ring, staging, movers)
 
 
-def _mover(loads: LineLoads, buffer: cute.Pointer, sX: cute.Tensor) -> Mover:
+def _mover(loads: LineLoads, buffer: cute.Pointer, sX: cute.Tensor, movers: int) -> Mover:
     box = loads.box
     vectors = cute.flat_divide(sX, box.modes(1, UNIT))
     lane = cute.arch.lane_idx()
@@ -308,8 +312,9 @@ def _mover(loads: LineLoads, buffer: cute.Pointer, sX: cute.Tensor) -> Mover:
         cute.group_modes(vectors, 0, 2),
         loads.first,
         loads.step,
-        cute.arch.make_warp_uniform(cute.arch.warp_idx() % MOVERS),
+        cute.arch.make_warp_uniform(cute.arch.warp_idx() % movers),
         lane // LANES_OF_LINE,
         lane % LANES_OF_LINE,
         box,
+        movers,
     )
