@@ -40,8 +40,6 @@ def check_scheduler(target: str, scheduler: TileScheduler) -> None:
         blackwell.check_sharing(scheduler.streamed)
 
 
-
-
 def builder(target: str) -> Callable[..., dict[str, bytes]]:
     """What compiles a plan. Raises MissingDependencyError if a package it needs cannot be imported."""
     try:

@@ -31,6 +31,7 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 NAMES = {BF16: "bfloat16", F16: "float16", F32: "float32"}
 MOST_ELEMENTS = 640  # along M or N, about; at least one whole cluster tile
 ORDERS = (RowMajor(), ColumnMajor(), GroupedM(2), GroupedN(3), Blocked(2, 2), Morton(), Hilbert())
+SHIFTS = (*((0, 0),) * 5, (1, 0), (0, 3), (5, 2))  # of A and B, from 16 bytes
 ASSIGNMENTS = (
     Persistent(), Persistent(), Static(), Dynamic(), Dynamic(2), SplitK(2), SplitK(4), SplitK(8),
 )  # fmt: skip
@@ -55,9 +56,15 @@ class Kind:
         return problem.swapped() if self.config.swap_ab else problem
 
     @property
+    def paths(self) -> Paths:
+        """The ways of the case's operands."""
+        a, b = ("realigned" if shift else "tma" for shift in self.case.shifts)
+        return Paths(a, b, "direct" if self.case.out_shift else "tma")  # type: ignore[arg-type]
+
+    @property
     def plan(self) -> BlackwellPlan:
         """Its plan; raises ConfigError if the configuration is not legal."""
-        paths = Paths(store="direct" if self.case.out_shift else "tma")
+        paths = self.paths.swapped() if self.config.swap_ab else self.paths
         return plan(self.config, self.seen, paths, self.scheduler.splits)
 
     def is_legal(self) -> bool:
@@ -74,7 +81,7 @@ def pair(tile_m: int, tile_n: int, **fields: object) -> GemmConfig:
 
 
 def drawn_kind(chance: random.Random) -> Kind:
-    """A legal kernel: tile, cluster, MMAs of one or two CTAs, majors, dtypes, order, assignment."""
+    """A legal kernel: tile, cluster, MMAs of one or two CTAs, majors, dtypes, loads, order, assignment."""
     while True:
         mma_ctas = chance.choice((1, 2))
         config = GemmConfig(
@@ -87,11 +94,14 @@ def drawn_kind(chance: random.Random) -> Kind:
             swap_ab=chance.random() < 0.2,
             mma_ctas=mma_ctas,
         )
+        shifts = chance.choice(SHIFTS)
+        if any(shifts):
+            config = config.with_(tile_k=64, cluster_m=mma_ctas, cluster_n=1)
         dtype = chance.choice((BF16, F16))
         majors = {"a_major": chance.choice("km"), "b_major": chance.choice("kn")}
         case = Case(
             0, 0, 0, chance.choice((None, None, 0)), dtype, chance.choice((dtype, F32)),
-            **majors, out_major=chance.choice("nm"), out_shift=chance.choice((0, 0, 0, 1)),
+            **majors, out_major=chance.choice("nm"), out_shift=chance.choice((0, 0, 0, 1)), shifts=shifts,
         )  # fmt: skip
         scheduler = TileScheduler(chance.choice(ORDERS), chance.choice(ASSIGNMENTS))
         kind = Kind(config, case, scheduler)

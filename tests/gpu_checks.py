@@ -28,6 +28,7 @@ class Case:
     """One product: sizes, dtypes and majors, as ``cutegemm.compile`` names them. l None: no batch mode.
 
     out_shift: elements by which out's start and pitch miss the 16-byte units that TMA asks for.
+    shifts: the same of a and b
     """
 
     m: int
@@ -40,6 +41,7 @@ class Case:
     b_major: str = "k"
     out_major: str = "n"
     out_shift: int = 0
+    shifts: tuple[int, int] = (0, 0)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -120,8 +122,8 @@ class Operands:
         seed = fresh_seed() if seed is None else seed
         generator = torch.Generator(device).manual_seed(seed)
         a_shape, b_shape, out_shape = case.shapes
-        a = _empty_guarded(a_shape, case.dtype, case.a_major == "k", device)
-        b = _empty_guarded(b_shape, case.dtype, case.b_major == "n", device)
+        a = _empty_guarded(a_shape, case.dtype, case.a_major == "k", device, case.shifts[0])
+        b = _empty_guarded(b_shape, case.dtype, case.b_major == "n", device, case.shifts[1])
         out = _empty_guarded(out_shape, case.out_dtype, case.out_major == "n", device, case.out_shift)
         for operand, scale in ((a, 1.0), (b, max(1, case.k) ** -0.5)):
             operand.parent.fill_(float("nan"))

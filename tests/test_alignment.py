@@ -6,7 +6,7 @@ from gpu_stand_ins import gemm_on_torch, on_gpu, zeros
 
 import cutegemm
 from cutegemm import GemmConfig
-from cutegemm.errors import CutegemmError
+from cutegemm.errors import ConfigError
 from cutegemm.parts.paths import LoadPath, Paths
 
 BF16 = torch.bfloat16
@@ -97,8 +97,8 @@ def test_out_that_tma_cannot_store_takes_the_direct_store(monkeypatch: pytest.Mo
     [
         ("sm_90a", GemmConfig(64, 64, cluster_m=2, consumers=1)),
         ("sm_90a", GemmConfig(64, 64, 128, consumers=1)),
-        ("sm_100a", GemmConfig(64, 64)),
-        ("sm_100a", None),
+        ("sm_100a", GemmConfig(64, 64, 128)),
+        ("sm_100a", GemmConfig(128, 128, cluster_m=4, mma_ctas=2)),
     ],
     ids=str,
 )
@@ -111,5 +111,5 @@ def test_a_kernel_for_aligned_operands_takes_padded_ones_of_any_size(
     found = gemm.emulate(a, b).out
     assert found is not None
     assert torch.allclose(found.float(), a.float() @ b.float(), rtol=2**-7, atol=1e-2)
-    with pytest.raises(CutegemmError, match="16 bytes"):
+    with pytest.raises(ConfigError, match="16 bytes"):
         gemm.emulate(a.contiguous(), b)

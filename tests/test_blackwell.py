@@ -16,6 +16,7 @@ from blackwell_space import (
     F16,
     F32,
     ORDERS,
+    SHIFTS,
     TARGET,
     Kind,
     drawn_cases,
@@ -76,6 +77,17 @@ KINDS = {
     ),
     "pair, direct store": Kind(pair(128, 160), Case(0, 0, 0, out_shift=1), TileScheduler(Blocked(2, 2))),
     "pair, direct store, m-major": Kind(pair(256, 96), Case(0, 0, 0, out_shift=1, out_major="m")),
+    "off 16 bytes": Kind(GemmConfig(128, 96), Case(0, 0, 0, l=0, shifts=(1, 3))),
+    "pair, off 16 bytes": Kind(
+        pair(256, 128), Case(0, 0, 0, a_major="m", b_major="n", shifts=(2, 7)), TileScheduler(Blocked(2, 2))
+    ),
+    "pair, B off 16 bytes, dynamic": Kind(
+        pair(128, 64), Case(0, 0, 0, a_major="m", shifts=(0, 5)), TileScheduler(assignment=Dynamic())
+    ),
+    "A off 16 bytes, swapped, split 2": Kind(
+        GemmConfig(64, 32, consumers=1, swap_ab=True), Case(0, 0, 0, dtype=F16, shifts=(4, 0), out_shift=1),
+        TileScheduler(assignment=SplitK(2)),
+    ),
 }  # fmt: skip
 
 
@@ -138,3 +150,5 @@ def test_every_family_is_drawn_in_a_long_run() -> None:
     assert {kind.scheduler.order for kind in kinds} == set(ORDERS)
     assert {kind.scheduler.assignment for kind in kinds} == set(ASSIGNMENTS)
     assert len({(kind.case.dtype, kind.case.out_dtype, kind.case.out_shift) for kind in kinds}) == 8
+    loads = {(kind.config.mma_ctas, kind.case.shifts) for kind in kinds}
+    assert loads == set(itertools.product((1, 2), SHIFTS))

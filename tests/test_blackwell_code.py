@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
-from blackwell_space import TARGET, Kind, drawn_kind, pair
+from blackwell_space import F32, TARGET, Kind, drawn_kind, pair
 from emulation import gemm_of, judged, replaced, with_ptx
 from gpu_checks import Case
 from legal_space import multicast_of_loads
@@ -28,6 +28,8 @@ LISTED = {
         GemmConfig(64, 64, cluster_m=4, cluster_n=2), scheduler=TileScheduler(assignment=Dynamic())
     ),
     "direct store": Kind(GemmConfig(64, 256), Case(0, 0, 0, out_shift=1, out_major="m")),
+    "off 16 bytes, widest": Kind(GemmConfig(128, 192), Case(0, 0, 0, out_dtype=F32, shifts=(1, 1))),
+    "pair, off 16 bytes": Kind(pair(256, 256), Case(0, 0, 0, l=0, a_major="m", shifts=(1, 1))),
 }
 
 
@@ -41,7 +43,7 @@ def built(name: str) -> tuple[Kind, Artifact]:
     """A kernel, compiled."""
     kind = kinds()[name]
     gemm = gemm_of(kind.case, kind.config, kind.scheduler, TARGET)
-    choice = Choice(kind.plan.config, kind.scheduler, kind.plan.paths, TARGET)
+    choice = Choice(kind.plan.config, kind.scheduler, kind.paths, TARGET)
     return kind, gemm._kernels.artifact(choice)
 
 
@@ -78,7 +80,9 @@ def wrong(kind: Kind, artifact: Artifact) -> Iterator[str]:
     if [ctas for ctas, _ in allocated] != [str(config.mma_ctas)] or plan.tmem_columns > 512:
         yield f"allocations {allocated}"
     shared = {"A": config.cluster_n > 1, "B": plan.teams_m > 1}
-    if multicast_of_loads(ptx) != shared:
+    if plan.moving_warps:
+        yield from _wrong_lines(kind, ptx)
+    elif multicast_of_loads(ptx) != shared:
         yield f"loads {multicast_of_loads(ptx)}, the cluster shares {shared}"
     if (histogram["TMA store"] > 0) != (plan.paths.store == "tma"):
         yield f"{histogram['TMA store']} TMA stores, planned a {plan.paths.store} store"
@@ -88,6 +92,20 @@ def wrong(kind: Kind, artifact: Artifact) -> Iterator[str]:
         yield "global memory is touched before the kernel before this one is known to be done"
     if "cutlass" in artifact.kernel_name.lower():
         yield artifact.kernel_name
+
+
+def _wrong_lines(kind: Kind, ptx: str) -> Iterator[str]:
+    """Of a kernel that moves lines: eight loads of each such operand, one of the other, none multicast."""
+    loads = re.findall(r"cp\.async\.bulk\.tensor\.\dd\.shared::\S+", ptx)
+    boxes = kind.plan.line_boxes.both
+    if len(loads) != sum(8 if box else 1 for box in boxes):
+        yield f"{len(loads)} loads of a stage"
+    if any("multicast" in load for load in loads):
+        yield "multicast of lines that each CTA puts in place itself"
+    # Behind the waits for a tile's first stage and for the others, and for an accumulator's turn.
+    fences = {1: 0, 2: 3}[kind.config.mma_ctas]
+    if kind.plan.splits == 1 and ptx.count("fence.acq_rel.cluster") != fences:
+        yield f"{ptx.count('fence.acq_rel.cluster')} fences for what the other CTA wrote"
 
 
 @pytest.mark.parametrize("name", kinds())

@@ -34,6 +34,7 @@ def check(
     late: tuple[int, int] = (1, 3),
     pads: tuple[int, int] = (1, 2),
     scheduler: TileScheduler | None = None,
+    target: str = "sm_90a",
     **circumstances: object,
 ) -> None:
     """Emulates one product with all checks and compares it with the float64 one."""
@@ -43,7 +44,7 @@ def check(
     out = torch.full((m, n), float("nan"), dtype=torch.float32)
     gemm = cutegemm.compile(
         (None,) * 3, BF16, out_dtype=torch.float32, a_major=majors[0], b_major=majors[1], config=config,
-        scheduler=scheduler, target="sm_90a",
+        scheduler=scheduler, target=target,
     )  # fmt: skip
     gemm.emulate(a, b, out=out, check=True, **circumstances)  # type: ignore[arg-type]
     truth = a.double() @ b.double()

@@ -6,8 +6,8 @@ For one stage of one tile the main loop takes the longest of
             64; or as long as its operands take to come out of shared memory
     fill    the bytes of A and B asked of L2 over the CTA's share of L2's rate
     local   all bytes of the stage over what one SM takes in, whoever else they are shared with
-    move    lines that are shifted into place on their way, where TMA cannot put an operand there: by its warps,
-            or by what goes into and out of shared memory for it
+    move    lines that are shifted into place on their way, where TMA cannot put an operand there: as long as
+            the warps take that do it, or what goes into and out of shared memory for it
 
 plus the cost of passing a stage on. A tile's epilogue runs under the next tile's main loop: what shows of it
 is what is longer than that, and the last one. Device memory bounds the launch from below.

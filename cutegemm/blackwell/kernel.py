@@ -191,7 +191,8 @@ class BlackwellGemm:
                 if role < MMA_WARP:
                     self._epilogue(store, results, shared, (grid, place))
                 else:
-                    operands = tuple(zip((producer.a, producer.b), map(as_lines, shared.stages), strict=True))
+                    sA, sB = (as_lines(stages) for stages in shared.stages)
+                    operands = (producer.a, sA), (producer.b, sB)
                     self._move(make_movers(shared.staging, shared.ring, operands), shared, grid)
         self._tear_down(shared, role)
 
