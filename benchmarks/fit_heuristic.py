@@ -45,11 +45,19 @@ WEIGHT_OF_RANKING, WEIGHT_OF_SCALE = 0.5, 0.15
 REACH = 8.0  # how far from today's value a constant may go, as a factor
 # Where the meaning of a constant says more.
 BOUNDS = {
-    "multicast_share": (0.3, 1.0),
-    "coincidence_share": (0.3, 1.0),
-    "off_line": (1.0, 2.0),
-    "hidden_share": (0.01, 1.0),
-    "overlap_loss": (0.01, 1.0),
+    "sharpness": (1.0, 8.0),
+    "mma_sharpness": (2.0, 10.0),
+    "sustained_macs": (1300.0, 2048.0),
+    "row_cycles": (0.4, 1.2),
+    "row_cycles_off_line": (0.4, 3.0),
+    "coincidence": (0.02, 0.5),
+    "outside_rows": (1.0, 8.0),
+    "multicast_cost": (1.0, 1.4),
+    "l2_off_line": (1.0, 2.0),
+    "l2_off_sector": (1.0, 2.0),
+    "pair_share": (0.01, 1.0),
+    "dram_share": (0.85, 1.4),
+    "dram_unevenness": (0.5, 1.0),
     "split_margin": (1.0, 1.3),
 }
 BAD = 0.08  # a regret that --check explains
