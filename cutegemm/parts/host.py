@@ -56,7 +56,7 @@ def refusal(
 ) -> Int32:
     """An Outcome: LAUNCHED if nothing speaks against the launch of this plan's kernel.
 
-    extras: an epilogue's arguments; its tensors may lie at d's own address, but not elsewhere inside of it
+    extras: an epilogue's arguments; a tensor among them may be d itself, but not lie in it otherwise
     """
     sizes_differ = _differs(a.shape[-2], record.m) | _differs(a.shape[-1], record.k)
     sizes_differ = sizes_differ | _differs(b.shape[-1], record.n)
@@ -65,7 +65,7 @@ def refusal(
     overlap = _meet(d, a) | _meet(d, b) | _lines_overlap(d)
     for extra in extras:
         if isinstance(extra, cute.Tensor):
-            overlap = overlap | (_meet(d, extra) & (d.iterator.toint() != extra.iterator.toint()))
+            overlap = overlap | (_meet(d, extra) & _is_another(d, extra))
     overlap = overlap & (record.disjoint == 0)
     outcome = cutlass.select_(overlap, Int32(Outcome.MAY_OVERLAP), Int32(Outcome.LAUNCHED))
     paths = plan.paths.swapped() if plan.config.swap_ab else plan.paths
@@ -104,6 +104,17 @@ def _meet(one: cute.Tensor, two: cute.Tensor) -> Boolean:
     one_first, one_end = _first_and_end(one)
     two_first, two_end = _first_and_end(two)
     return (one_first < two_end) & (two_first < one_end)
+
+
+def _is_another(one: cute.Tensor, two: cute.Tensor) -> Boolean:
+    """Whether some index names another element of the one than of the other."""
+    if one.element_type is not two.element_type or len(one.shape) != len(two.shape):
+        return Boolean(True)
+    other = one.iterator.toint() != two.iterator.toint()
+    for mode in range(len(one.shape)):
+        other = other | (Int32(one.shape[mode]) != Int32(two.shape[mode]))
+        other = other | (Int64(one.stride[mode]) != Int64(two.stride[mode]))
+    return other
 
 
 def _better_way(operand: cute.Tensor, path: LoadPath) -> Boolean:
