@@ -17,14 +17,18 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 STAMP := $(VENV)/.cutegemm-ready
 PY    := $(VENV)/bin/python
 export PYTHONUNBUFFERED = 1
+# Tests start hundreds of Python processes: none should have to parse the package again.
+export PYTHONDONTWRITEBYTECODE =
+export CUTEGEMM_EVERY_TEST
 
-.PHONY: demo test test-gpu lint format bench fuzz doctor setup clean
+.PHONY: demo test test-every test-gpu lint format bench fuzz doctor setup clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@echo "make demo      compile a GEMM, show what came out, run it on a GPU or an emulator, check it"
 	@echo "make test      lint, types, and every test that needs no GPU"
+	@echo "make test-every   the same with every parameter of tests that make test takes a sample of"
 	@echo "make test-gpu  the tests that need a GPU"
 	@echo "make bench     measure against cuBLAS on the GPU"
 	@echo "make fuzz      random products on the GPU until one is wrong;  FUZZ_ARGS='--target sm_90a' in the emulator"
@@ -55,7 +59,12 @@ format: $(STAMP)
 	@$(PY) -m ruff format .
 
 test: lint
-	@echo "== pytest"; $(PY) -m pytest -m "not gpu" -n $(WORKERS) --maxprocesses 8 --dist loadfile --durations 12 $(PYTEST_ARGS)
+	@echo "== pytest"; $(PY) -m pytest -m "not gpu" -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
+		--durations 12 $(PYTEST_ARGS)
+
+# Of some tests, make test runs a sample of the parameters.
+test-every:
+	@$(MAKE) test CUTEGEMM_EVERY_TEST=1
 
 test-gpu: $(STAMP)
 	@$(PY) -m pytest -m gpu $(PYTEST_ARGS)

@@ -104,8 +104,10 @@ class Kernel:
         return cls(config, problem, fields["store"], fields["splits"], fields["work"], tuple(fields["loads"]))
 
 
-def legal_space() -> list[Kernel]:
+def legal_space(part: int = 1) -> list[Kernel]:
     """Every legal combination of tile, cluster, splits, schedule, majors, output dtype and store.
+
+    part: of all combinations, legal or not, one in so many is looked at.
 
     Split tiles have one kind of store; they are listed once, as direct stores.
     Input dtype, batch mode and exchanged operands double the number of kernels each and share all code that
@@ -113,15 +115,19 @@ def legal_space() -> list[Kernel]:
     So is the assignment of one that is not split: a quarter have Dynamic, a quarter StreamK; and the loads,
     among which three in four have an operand or both realigned, where that is legal.
     """
+    combinations = itertools.product(
+        itertools.product(MAJORS, OUT_DTYPES, STORES),
+        itertools.product(TILES_M, TILES_N, TILES_K),
+        CLUSTERS,
+        SCHEDULES,
+    )
+    # Every eighth, say, of the list would have the same tile_k: which ones is drawn.
+    chance = random.Random(part)
     return [
         kernel
-        for (majors, *output), tile, cluster, schedule in itertools.product(
-            itertools.product(MAJORS, OUT_DTYPES, STORES),
-            itertools.product(TILES_M, TILES_N, TILES_K),
-            CLUSTERS,
-            SCHEDULES,
-        )
-        if (kernel := _drawn(majors, tuple(output), tile, cluster, schedule)).is_legal()
+        for (majors, *output), tile, cluster, schedule in combinations
+        if (part == 1 or chance.randrange(part) == 0)
+        and (kernel := _drawn(majors, tuple(output), tile, cluster, schedule)).is_legal()
         and (kernel.splits == 1 or kernel.store == "direct")
     ]
 

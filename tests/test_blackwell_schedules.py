@@ -48,6 +48,7 @@ def test_every_order(order: object) -> None:
     run(PAIRS, case, TileScheduler(order, Dynamic()), resident=1, seed=5)  # type: ignore[arg-type]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize(
     "assignment", [Persistent(), Persistent(1), Static(), Dynamic(), Dynamic(2)], ids=repr

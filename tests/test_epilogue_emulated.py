@@ -157,6 +157,7 @@ def test_each_way_of_storing(way: str) -> None:
     check(everything, (m, n, 320), operands_of(m, n), **WAYS[way])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", ["one consumer", "swapped", "column-major", "float32"])
 @pytest.mark.parametrize("sizes", [(77, 53, 64), (1, 1, 8), (130, 67, 72)], ids=str)
 def test_outputs_that_tma_cannot_store(sizes: tuple[int, int, int], way: str) -> None:
@@ -293,6 +294,7 @@ def gate_backward(acc: Any, x: epi.PairTile) -> Any:
     return epi.interleave(acc * up * s * (1 + gate * (1 - s)), acc * gate * s)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", [way for way in WAYS if "swapped" not in way])
 def test_gated(way: str) -> None:
     m, n = (136, 208) if "out_major" not in WAYS[way] else (208, 144)
@@ -306,6 +308,7 @@ def test_gated_outputs_that_tma_cannot_store(sizes: tuple[int, int, int]) -> Non
     check(swiglu, sizes, {"bias": rand(n), "after": rand(n // 2), "r": rand(m, n // 2)})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", ["one consumer", "cooperative", "ping-pong", "K split", "float32"])
 def test_interleaved(way: str) -> None:
     check(rotated, (136, 80, 64), {"angle": rand(136, 40)}, **WAYS[way])
@@ -338,6 +341,7 @@ def reduced_pairs(acc: Any) -> Any:
     }
 
 
+@pytest.mark.sample(2, 1)
 @pytest.mark.parametrize("way", [way for way in WAYS if not way.startswith("K split")])
 def test_reductions(way: str) -> None:
     m, n = (136, 200) if "out_major" not in WAYS[way] else (200, 136)
@@ -409,6 +413,7 @@ def test_scalars_compile_nothing_and_equal_functions_compile_once() -> None:
     assert default_cache().stats().compiled == before + 1
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "config",
     [GemmConfig(128, 256), GemmConfig(256, 128), GemmConfig(128, 160, schedule="pingpong"),

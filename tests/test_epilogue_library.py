@@ -28,6 +28,7 @@ def test_each_against_its_reference(name: str) -> None:
     check(fused, (136, 144, 128), operands_for(fused, 136, 144))
 
 
+@pytest.mark.sample(2, 1)
 @pytest.mark.parametrize("name", ["bias_gelu", "alpha_beta", "swiglu_keeping", "swiglu_backward"])
 def test_some_in_ping_pong_and_ragged(name: str) -> None:
     fused = EVERY[name]
@@ -69,6 +70,7 @@ def test_dropout_drops_what_it_says() -> None:
     assert torch.allclose(dropped[dropped != 0], torch.tensor(1 / 0.75))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", EVERY)
 def test_each_has_a_heuristic_choice(name: str) -> None:
     """Without a configuration, some kernel without spills is chosen for a large product."""
