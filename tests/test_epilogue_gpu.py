@@ -121,6 +121,60 @@ def test_repeated_calls_have_the_same_bits() -> None:
         assert torch.equal(further["squares"], others["squares"])
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["first call", "repeated call"])
+def test_calls_follow_the_stream_given_to_the_last_sum(known: bool) -> None:
+    """What finishes the reductions runs on the same stream as the kernel, after what it depends on."""
+    gemm: Any = cutegemm.compile((1024, 512, 256), "bfloat16", epilogue=library.residual_rms)
+    a, b = inputs(1024, 512, 256, 9)
+    residual = torch.randn(1024, 512, device="cuda").bfloat16()
+    if known:
+        gemm(a, b, residual=residual)
+    values = residual.clone()
+    residual.fill_(float("nan"))
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)  # some 50 ms
+        residual.copy_(values)
+    result = gemm(a, b, residual=residual, stream=side)
+    side.synchronize()
+    with torch_sums_in_float32():
+        judge(result, library.residual_rms.reference(a, b, residual=values), "on a stream")
+
+
+@pytest.mark.parametrize("name", ["c", "bias"])
+def test_operands_written_by_the_kernel_just_before(name: str) -> None:
+    """The launch overlaps the tail of the kernel before it; whoever reads an operand waits for that one."""
+    fused = library.alpha_beta if name == "c" else library.bias
+    gemm: Any = cutegemm.compile((1024, 256, 64), "bfloat16", epilogue=fused)
+    a, b = (torch.zeros(rows, 64, device="cuda", dtype=torch.bfloat16) for rows in (1024, 256))
+    shape = (1024, 256) if name == "c" else (256,)
+    operand = torch.zeros(shape, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty(1024, 256, device="cuda", dtype=torch.bfloat16)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for i in range(3000):
+        operand.fill_(i % 8)
+        gemm(a, b.t(), out=out, **{name: operand})
+        wrong += (out != i % 8).sum()
+    assert int(wrong) == 0
+
+
+def test_an_operand_at_the_output_s_address_in_a_repeated_call() -> None:
+    """Like a call that went well but for the addresses: only the host code can tell."""
+    gemm: Any = cutegemm.compile((256, 256, 64), "bfloat16", epilogue=library.alpha_beta)
+    a, b = inputs(256, 256, 64, 10)
+    c, out = (torch.randn(256, 256, device="cuda").bfloat16() for _ in range(2))
+    for _ in range(2):
+        gemm(a, b, c=c.t(), out=out)
+    with pytest.raises(ProblemError, match="out shares memory with c"):
+        gemm(a, b, c=out.t(), out=out)
+    for _ in range(2):
+        before = out.clone()
+        with torch_sums_in_float32():
+            truth = library.alpha_beta.reference(a, b, c=before)
+        judge(gemm(a, b, c=out, out=out), truth, "in place")
+
+
 def test_a_captured_call_reads_a_scalar_of_the_gpu_when_it_is_replayed() -> None:
     gemm: Any = cutegemm.compile((512, 512, 512), "bfloat16", epilogue=library.alpha_beta)
     a, b = inputs(512, 512, 512, 4)
