@@ -36,7 +36,7 @@ from cutegemm.blackwell.plan import CLUSTER_M, CLUSTER_N, TILE_M
 from cutegemm.gemm import Gemm
 from cutegemm.scheduler import Blocked, Dynamic, GroupedN, Hilbert, Morton, SplitK, Static, TileScheduler
 
-EXAMPLES = 3  # of each listed kernel
+EXAMPLES = 6  # of each listed kernel: some 170 in all, beside those drawn below and by the fuzzer's test
 LONG_RUN = int(os.environ.get("CUTEGEMM_BLACKWELL_CASES", "0"))
 DRAWN_KERNELS, CASES_EACH = (-(-LONG_RUN // 4), 4) if LONG_RUN else (10, 2)
 

@@ -19,7 +19,7 @@ from cutegemm.emulator.product import Circumstances
 from cutegemm.kernels import Choice
 from cutegemm.scheduler import Dynamic, TileScheduler
 
-DRAWN = 10
+DRAWN = 7
 LISTED = {
     "one CTA, widest": Kind(GemmConfig(128, 256, consumers=1)),
     "pair, widest": Kind(pair(256, 256)),

@@ -85,6 +85,7 @@ def test_every_operation(fused: Any, operands: dict[str, Any]) -> None:
 # --- reductions --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "config",
     [

@@ -1,5 +1,7 @@
 """Random epilogues in the emulator: whatever is drawn gives what its own reference says."""
 
+import os
+
 import pytest
 from epilogue_checks import SMALL, check, operands_for
 from epilogue_random import PLANS, Plan
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from cutegemm import GemmConfig
 from cutegemm.scheduler import StreamK, TileScheduler
 
-EXAMPLES = 10  # a kernel is compiled for nearly each
+EXAMPLES = int(os.environ.get("CUTEGEMM_RANDOM_EPILOGUES", "7"))  # a kernel is compiled for nearly each
 
 CONFIGS = [
     SMALL,
