@@ -381,12 +381,6 @@ def test_epilogues_that_some_kernels_cannot_have() -> None:
         gemm_of(lambda acc: acc)  # type: ignore[arg-type]
 
 
-def test_reductions_are_refused_where_no_kernel_has_them() -> None:
-    for config in (None, GemmConfig(128, 64)):
-        with pytest.raises(ConfigError, match="reduces rows or columns, which sm_100a kernels do not do"):
-            gemm_of(residual, config=config, target="sm_100a")
-
-
 @pytest.mark.parametrize(
     "copied",
     [copy.copy, copy.deepcopy, lambda gemm: pickle.loads(pickle.dumps(gemm))],
