@@ -29,7 +29,8 @@ ACCUMULATORS = 2  # one is computed while the other is read
 SM_SMEM_BYTES = 228 * 1024  # of an SM; the driver keeps 1 KiB for each CTA on it
 DRIVER_BYTES = 1024
 WARP_THREADS = 32
-MOVERS = 8  # warps that put lines in their place: one for each class, since no registers are traded here
+MOVERS = 8  # warps that put lines in their place, one for each class: they take few registers
+MOVERS_BESIDE_EPILOGUE = 4  # the same where threads of the epilogue need more than so many warps leave them
 EPILOGUE_SHARE = 4  # parts of a swizzle span that are read at a time where an epilogue follows
 
 TILE_M = {1: (64, 128), 2: (128, 256)}  # by the CTAs of an MMA
@@ -223,7 +224,7 @@ def plan(
     chunks = output_chunks(columns, problem)
     partials = partial_bytes(config, chunks) if splits > 1 else 0
     stored = chunks if stores_by_tma(paths.store, problem) else ()
-    boxes = line_boxes(config, problem, paths, MOVERS)
+    boxes = line_boxes(config, problem, paths, MOVERS if problem.epilogue is None else MOVERS_BESIDE_EPILOGUE)
     stages, store_stages, sizes = _shared_memory(config, problem, stored, (partials, boxes.buffer_bytes))
     used = BARRIER_BYTES + partials + stages * (sizes[0] + boxes.buffer_bytes)
     used += config.consumers * store_stages * sizes[1]
