@@ -64,8 +64,8 @@ class OperandRule:
         return tensor.stride(mode) == 1 or tensor.shape[mode] <= 1
 
     def dense(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself if its major mode is contiguous, else a copy in which it is."""
-        return tensor if self.is_contiguous(tensor) else self.copied(tensor)
+        """The tensor itself if its major mode is contiguous and memory holds its values, else a copy."""
+        return tensor if self.is_contiguous(tensor) and not tensor.is_neg() else self.copied(tensor)
 
     def copied(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy with a contiguous major mode, lines and matrices a multiple of 16 bytes apart."""
@@ -115,9 +115,20 @@ def strided_tensor(tensor: object, name: str) -> torch.Tensor:
     """``tensor`` if it is a torch.Tensor with plain strides. Raises OperandTypeError otherwise."""
     if not isinstance(tensor, torch.Tensor):
         raise OperandTypeError(f"{name} is {type(tensor).__name__}; pass a torch.Tensor")
+    if tensor.is_nested:
+        raise OperandTypeError(f"{name} is a nested tensor; pass its parts, or pad them into one tensor")
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise OperandTypeError(f"{name} is not a plain strided tensor ({tensor.layout}); densify it first")
     return tensor
+
+
+def check_written_out(tensor: torch.Tensor, name: str) -> None:
+    """Refuses a view whose elements are the negatives of what lies in memory, as torch makes of conj().imag.
+
+    Raises OperandTypeError.
+    """
+    if tensor.is_neg():
+        raise OperandTypeError(f"{name} is a view that torch negates as it reads; pass {name}.resolve_neg()")
 
 
 def check_kind(tensor: object, name: str) -> None:
@@ -194,6 +205,7 @@ def check_out(
     # The device first: a's own was checked before.
     rule = operand_rules(problem, a.device.type)[2]
     rule.check(out, problem.batched)
+    check_written_out(out, "out")
     wanted = (*a.shape[:-1], b.shape[-1] if columns is None else columns)
     if tuple(out.shape) != wanted:
         raise ProblemError(

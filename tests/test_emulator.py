@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -131,6 +132,22 @@ def test_operands_are_checked_as_for_a_gpu_call() -> None:
         gemm.emulate(a.to("meta"), b)
     with pytest.raises(ProblemError, match="shares memory"):
         gemm.emulate(a, b, out=a[:, :8])
+
+
+@pytest.mark.parametrize(
+    ("wish", "kind", "text"),
+    [
+        ({"resident": 0}, ProblemError, "resident is 0; give clusters from 1 on"),
+        ({"resident": -1}, ProblemError, "resident is -1; give clusters from 1 on"),
+        ({"seed": "x"}, OperandTypeError, "seed is 'x'; pass a whole number"),
+        ({"processes": 1.5}, OperandTypeError, "processes is 1.5; pass a whole number"),
+    ],
+    ids=str,
+)
+def test_circumstances_that_are_none(wish: dict[str, Any], kind: type[Exception], text: str) -> None:
+    case = Case(8, 8, 8)
+    with pytest.raises(kind, match=text):
+        judged(gemm_of(case, GemmConfig(64, 64, consumers=1)), case, **wish)
 
 
 def test_the_trace_tells_who_did_what() -> None:

@@ -15,7 +15,7 @@ from cutegemm.emulator.host import TensorArgument
 from cutegemm.emulator.run import run
 from cutegemm.epilogue import library
 from cutegemm.epilogue.call import emulated_argument
-from cutegemm.errors import ProblemError
+from cutegemm.errors import OperandTypeError, ProblemError
 from cutegemm.fusedgemm import FusedGemm
 
 M, N, K = 72, 40, 64
@@ -198,3 +198,33 @@ def test_a_vector_at_the_output_s_address_is_refused() -> None:
     assert host_outcome(gemm, a, b, out, {"bias": out[0].clone()}) == Outcome.LAUNCHED
     with pytest.raises(ProblemError, match="out shares memory with bias"):
         gemm.emulate(a, b, out=out, bias=out[0])
+
+
+# --- views that memory does not hold the values of --------------------------------------------------------
+
+
+def negated(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A view torch negates as it reads, made as users make one."""
+    parts = torch.randn(*shape, 2, generator=torch.Generator().manual_seed(3)).to(dtype)
+    view = torch.view_as_complex(parts).conj().imag
+    assert view.is_neg()
+    return view
+
+
+@pytest.mark.parametrize("k", [K, 1])
+def test_a_negated_input_counts_as_what_it_shows(k: int) -> None:
+    a, b = negated(M, k, dtype=torch.float16), torch.randn(N, k).half().t()
+    gemm = cutegemm.compile((None, None, None), "float16", config=SMALL, target="sm_90a")
+    found = gemm.emulate(a, b).out
+    assert found is not None
+    assert torch.allclose(found.float(), a.float() @ b.float(), rtol=2**-9, atol=1e-2)
+
+
+def test_a_negated_output_or_operand_is_refused() -> None:
+    a, b = inputs(M, N, K)
+    gemm = gemm_of(library.bias)
+    with pytest.raises(OperandTypeError, match=r"^bias is a view that torch negates .* bias\.resolve_neg"):
+        gemm.emulate(a, b, bias=negated(N))
+    half = cutegemm.compile((None, None, None), "float16", config=SMALL, target="sm_90a")
+    with pytest.raises(OperandTypeError, match=r"^out is a view that torch negates"):
+        half.emulate(a.half(), b.half(), out=negated(M, N, dtype=torch.float16))

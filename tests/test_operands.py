@@ -74,6 +74,13 @@ def test_sparse_tensor(gemm: Gemm) -> None:
     assert message == refusal(OperandTypeError, lambda: cutegemm.matmul(sparse, B))
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensor(gemm: Gemm, layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(8, 64), torch.zeros(9, 64)], dtype=BF16, layout=layout)
+    message = refusal(OperandTypeError, lambda: gemm(nested, B))
+    assert message == "a is a nested tensor; pass its parts, or pad them into one tensor"
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("a", F16), ("b", torch.float32), ("a", torch.int8)])
 def test_dtype_that_was_not_compiled_for(gemm: Gemm, name: str, dtype: torch.dtype) -> None:
     operands = {"a": A, "b": B}

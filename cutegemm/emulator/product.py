@@ -16,7 +16,7 @@ from cutegemm.emulator.lines import source_lines
 from cutegemm.emulator.machine import Progress
 from cutegemm.emulator.run import Emulation, run
 from cutegemm.emulator.trace import Trace
-from cutegemm.errors import CutegemmError
+from cutegemm.errors import CutegemmError, OperandTypeError, ProblemError
 from cutegemm.hardware import Gpu
 from cutegemm.kernels import Choice, Kernels
 from cutegemm.operands import check_call, operand_rules
@@ -69,6 +69,17 @@ class Circumstances:
     progress: Callable[[Progress], None] | None = None
     exact_sums: bool = False
     processes: int | None = 1
+
+    def __post_init__(self) -> None:
+        """Raises OperandTypeError, ProblemError."""
+        for name in ("seed", "resident", "processes"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise OperandTypeError(f"{name} is {value!r}; pass a whole number, or None")
+        if self.resident is not None and self.resident < 1:
+            raise ProblemError(
+                f"resident is {self.resident}; give clusters from 1 on, or None for what the GPU has room for"
+            )
 
 
 def emulate(

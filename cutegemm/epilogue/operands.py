@@ -12,7 +12,13 @@ from cutegemm.epilogue.graph import FULL, WIDTHS, Output
 from cutegemm.epilogue.kinds import OPERAND_DTYPES, Kind
 from cutegemm.epilogue.spec import Access, Epilogue, Operand, scaled_size
 from cutegemm.errors import DeviceError, OperandTypeError, ProblemError
-from cutegemm.operands import OperandRule, check_overlap, overlaps_itself, strided_tensor
+from cutegemm.operands import (
+    OperandRule,
+    check_overlap,
+    check_written_out,
+    overlaps_itself,
+    strided_tensor,
+)
 from cutegemm.parts.limits import TMA_ALIGNMENT
 from cutegemm.problem import GemmProblem
 
@@ -66,6 +72,7 @@ def bound_operand(
         _check_scalar(name, operand, given, a)
         return operand
     tensor = strided_tensor(given, name)
+    check_written_out(tensor, name)
     dtype = str(tensor.dtype).removeprefix("torch.")
     allowed = OPERAND_DTYPES if kind.dtype is None else (kind.dtype,)
     if dtype not in allowed:
