@@ -102,10 +102,11 @@ def _wrong_lines(kind: Kind, ptx: str) -> Iterator[str]:
         yield f"{len(loads)} loads of a stage"
     if any("multicast" in load for load in loads):
         yield "multicast of lines that each CTA puts in place itself"
-    # Behind the waits for a tile's first stage and for the others, and for an accumulator's turn.
-    fences = {1: 0, 2: 3}[kind.config.mma_ctas]
-    if kind.plan.splits == 1 and ptx.count("fence.acq_rel.cluster") != fences:
-        yield f"{ptx.count('fence.acq_rel.cluster')} fences for what the other CTA wrote"
+    # For a tile's first stage and for the others, where movers of another CTA arrive too.
+    waits = {1: 0, 2: 2}[kind.config.mma_ctas]
+    found = ptx.count("mbarrier.try_wait.parity.acquire.cluster")
+    if found != waits:
+        yield f"{found} waits that acquire what the other CTA wrote, {waits} planned"
 
 
 @pytest.mark.parametrize("name", kinds())

@@ -8,6 +8,7 @@ from cutlass import Int32
 
 from cutegemm.blackwell.plan import BlackwellPlan
 from cutegemm.parts.grid import Place
+from cutegemm.parts.meeting import wait_acquiring
 from cutegemm.parts.ring import StageCursor, StageRing
 
 CLUSTER = cutlass._mlir.dialects.nvvm.MemScopeKind.CLUSTER
@@ -28,8 +29,7 @@ class PairRing(StageRing):
 
     def wait_arrived(self, cursor: StageCursor) -> None:
         """See StageRing.wait_arrived; what threads of the other CTA wrote there is seen as well."""
-        super().wait_arrived(cursor)
-        cute.arch.fence_acq_rel_cluster()
+        wait_acquiring(self.inputs_arrived + cursor.stage, cursor.parity)
 
 
 def make_ring(barriers: cute.Pointer, plan: BlackwellPlan, place: Place) -> StageRing:
