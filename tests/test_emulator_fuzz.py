@@ -18,7 +18,7 @@ from cutegemm.gemm import Gemm
 from cutegemm.scheduler import Dynamic, Hilbert, Morton, RowMajor, SplitK, StreamK, TileScheduler
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-EXAMPLES = 240  # of all kernels together
+EXAMPLES = 208  # of all kernels together
 MOST_TILES = 3  # along each side
 STREAMED = 12  # times as many stages of K, of which a piece is worth sharing
 

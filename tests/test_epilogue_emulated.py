@@ -294,7 +294,7 @@ def gate_backward(acc: Any, x: epi.PairTile) -> Any:
     return epi.interleave(acc * up * s * (1 + gate * (1 - s)), acc * gate * s)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3, 1)
 @pytest.mark.parametrize("way", [way for way in WAYS if "swapped" not in way])
 def test_gated(way: str) -> None:
     m, n = (136, 208) if "out_major" not in WAYS[way] else (208, 144)
@@ -341,7 +341,7 @@ def reduced_pairs(acc: Any) -> Any:
     }
 
 
-@pytest.mark.sample(2, 1)
+@pytest.mark.sample(3, 1)
 @pytest.mark.parametrize("way", [way for way in WAYS if not way.startswith("K split")])
 def test_reductions(way: str) -> None:
     m, n = (136, 200) if "out_major" not in WAYS[way] else (200, 136)

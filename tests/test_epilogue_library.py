@@ -22,6 +22,7 @@ def test_the_library_is_found() -> None:
         assert fused.__doc__
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", EVERY)
 def test_each_against_its_reference(name: str) -> None:
     fused = EVERY[name]
