@@ -6,7 +6,8 @@ from ptx_kernels import launch
 
 # A CTA counts its own tile, then asks for the next until there is none.
 WORKER = """
-    setp.ne.b32 %p0, %r0, 0; @%p0 bra READY; mbarrier.init.shared.b64 [%r3+64], 1; READY: bar.sync 0;
+    setp.ne.b32 %p0, %r0, 0; @%p0 bra READY; mbarrier.init.shared.b64 [%r3+64], 1;
+    fence.mbarrier_init.release.cluster; READY: bar.sync 0;
     mov.b32 %r10, %r1; mov.b32 %r11, 0;
     AGAIN: setp.ne.b32 %p1, %r0, 0; @%p1 bra ASKED;
     mul.wide.u32 %rd2, %r10, 4; add.s64 %rd3, %rd0, %rd2; red.global.add.u32 [%rd3], 1;

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from cutegemm.emulator import mma as mmas
+from cutegemm.emulator.faults import OutOfBoundsError
 from cutegemm.emulator.global_races import RegionShadow
 from cutegemm.emulator.mbarrier import Mbarrier, Rendezvous
 from cutegemm.emulator.tma import TensorMap, put_box, read_box, take_box, write_box
@@ -103,7 +104,9 @@ class Engines:
 
     # --- barriers --------------------------------------------------------------------------------------
 
-    def arrive(self, warp: Any, barrier: Rendezvous, threads: int, expected: int) -> int:
+    def arrive(
+        self, warp: Any, barrier: Rendezvous, threads: int, expected: int, relaxed: bool = False
+    ) -> int:
         """A warp's threads arrive at a barrier that counts threads."""
         self.machine.events += 1
         return barrier.arrive(threads, expected, warp, warp.site(), warp.clock)
@@ -112,7 +115,10 @@ class Engines:
         """A warp leaves such a barrier."""
         warp.clock = max(warp.clock, barrier.clock) + SYNC_CYCLES
 
-    def arrive_mbarrier(self, warp: Any, barrier: Mbarrier, count: int) -> None:
+    def made_mbarrier(self, warp: Any, barrier: Mbarrier) -> None:
+        """A warp has initialised an mbarrier."""
+
+    def arrive_mbarrier(self, warp: Any, barrier: Mbarrier, count: int, relaxed: bool = False) -> None:
         """``count`` arrivals of a warp."""
         self.machine.events += 1
         warp.clock += SYNC_CYCLES
@@ -122,7 +128,7 @@ class Engines:
         """A warp announces bytes."""
         barrier.expect(tx)
 
-    def acquire_mbarrier(self, warp: Any, barrier: Mbarrier) -> None:
+    def acquire_mbarrier(self, warp: Any, barrier: Mbarrier, relaxed: bool = False) -> None:
         """A warp passes an mbarrier."""
         if barrier.clock > warp.clock:
             self.trace.add(warp, "wait", barrier.name, warp.clock, barrier.clock)
@@ -131,6 +137,12 @@ class Engines:
 
     def proxy_fence(self, warp: Any) -> None:
         """fence.proxy.async: without effect where everything is visible at once."""
+
+    def barrier_fence(self, warp: Any) -> None:
+        """fence.mbarrier_init, likewise."""
+
+    def memory_fence(self, warp: Any, gpu: bool) -> None:
+        """fence.acq_rel, fence.sc, membar, likewise; ``gpu``: for the whole GPU."""
 
     # --- shared memory ---------------------------------------------------------------------------------
 
@@ -155,10 +167,10 @@ class Engines:
         self.machine.memory.store(addresses, values, width, warp.site())
         self.machine.events += 1
 
-    def release_global(self, warp: Any, addresses: Lanes) -> None:
+    def release_global(self, warp: Any, addresses: Lanes, relaxed: bool) -> None:
         """Lanes are about to write words by which others may learn that they are this far."""
 
-    def acquire_global(self, warp: Any, addresses: Lanes) -> None:
+    def acquire_global(self, warp: Any, addresses: Lanes, relaxed: bool) -> None:
         """Lanes have read such words."""
 
     def global_shadows(self) -> dict[tuple[int, int], RegionShadow]:
@@ -188,6 +200,8 @@ class Engines:
         boxes: list[Lanes] = []  # read once for all targets, when the first of them gets it
 
         def deliver(cta: Any, barrier: Mbarrier) -> None:
+            if all(other.done for other in cta.warps):
+                raise OutOfBoundsError(f"{where}: the load arrives in CTA {cta.number} after that has exited")
             if not boxes:
                 boxes.append(read_box(tensor_map, coordinates, self.machine.memory, where))
             put_box(tensor_map, boxes[0], cta.shared, offset, where)
@@ -205,10 +219,12 @@ class Engines:
         offset: int,
         targets: list[tuple[Any, Mbarrier]],
         asynchronous: bool = True,
+        after_reads: bool = False,
     ) -> Any:
         """``size`` bytes are on their way; what is returned is given to ``load_ends``. Nothing to do here.
 
         asynchronous: whether they are written by the async proxy
+        after_reads: whether lanes that have read what was there need a fence between the proxies
         """
         return None
 
@@ -281,7 +297,7 @@ class Engines:
         if not queue.open:
             queue.groups.append(mmas.MmaGroup([], set(), done=True, finish=warp.clock))
             return
-        group = mmas.commit(warp, queue)
+        group = mmas.commit(queue)
         cta = warp.cta
         # A quarter of the SM's tensor cores serves each warp of a warpgroup: N / 8 cycles for a step of K.
         quarter = warp.index % 4

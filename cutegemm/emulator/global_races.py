@@ -1,8 +1,9 @@
 """Looks for accesses to global memory that nothing orders: two CTAs that write the same element of the
 output, or one that reads what another one writes.
 
-Plain loads and stores and TMA copies are looked at. All other accesses (atomics, volatile, relaxed, acquire,
-release) are taken for synchronisation: who reads such a word has heard of all that its writers did before.
+Plain loads and stores and TMA copies are looked at. Atomics and accesses with an order of their own are not:
+by those others learn how far a warp is. Who reads such a word with ``acquire`` has heard of all that was done
+before by those who wrote it with ``release``; relaxed and volatile accesses need fences of the GPU as well.
 For each element the last reader is known, not all of them.
 """
 
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cutegemm.emulator.faults import RaceError
-from cutegemm.emulator.knowledge import Agents
+from cutegemm.emulator.knowledge import Agents, Knowledge
 from cutegemm.emulator.memory import GlobalMemory, Region
 from cutegemm.emulator.ptx import Statement
 from cutegemm.emulator.tma import TensorMap, Window, window_of
@@ -78,18 +79,16 @@ class GlobalChecker:
 
     # --- synchronisation -------------------------------------------------------------------------------
 
-    def release(self, agents: Agents, warp: Any, addresses: Lanes) -> None:
-        """What a warp knows becomes known through these words."""
-        passed = agents.release(warp)
+    def release(self, agents: Agents, passed: Knowledge, addresses: Lanes) -> None:
+        """What a warp passes on becomes known through these words."""
         everything = {**passed.foreign, agents.number: passed.over}
         for address in set(addresses.tolist()):
             known = self.published.setdefault(address, {})
             for cluster, epochs in everything.items():
                 known[cluster] = np.maximum(known[cluster], epochs) if cluster in known else epochs
 
-    def acquire(self, agents: Agents, warp: Any, addresses: Lanes) -> None:
-        """A warp learns what was published through these words."""
-        knows = agents.known[warp]
+    def acquire(self, agents: Agents, knows: Knowledge, addresses: Lanes) -> None:
+        """What was published through these words is added to what a warp knows."""
         for address in set(addresses.tolist()):
             for cluster, epochs in self.published.get(address, {}).items():
                 if cluster == agents.number:

@@ -6,7 +6,7 @@ import sys
 
 from cutegemm.emulator.decode import Program
 from cutegemm.emulator.machine import LaunchRecord
-from cutegemm.emulator.ops_memory import space_of, synchronises
+from cutegemm.emulator.ops_memory import order_of, space_of
 from cutegemm.emulator.processors import Processors
 from cutegemm.emulator.ptx import Statement
 from cutegemm.errors import ProblemError
@@ -56,5 +56,5 @@ def _reaches_others(statement: Statement) -> bool:
         return "global" in parts
     elsewhere = space_of(statement.opcode) != "shared"
     if parts[0] in ("ld", "st"):
-        return elsewhere and synchronises(parts)
+        return elsewhere and order_of(parts) != "plain"
     return elsewhere and parts[0] in ("atom", "red")

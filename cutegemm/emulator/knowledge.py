@@ -3,7 +3,12 @@
 Every agent (a warp; its MMAs; its TMA stores, as readers of shared memory and as writers of global memory;
 a TMA load) has an epoch, every warp a vector of the epochs it has heard of. Barriers carry vectors from those
 who arrive to those who wait. What lanes write (generic proxy) is seen by TMA and tensor cores (async proxy)
-only after fence.proxy.async, so each warp keeps a second vector: what it knows to be visible to them.
+only after fence.proxy.async, so each warp keeps a second vector: what it knows to be visible to them. A third
+one is of mbarriers that were initialised: fence.mbarrier_init makes those known, even to those who meet
+without release and acquire.
+
+What is ``relaxed`` carries nothing but what its warp knew at its last fence before, and what a warp learns
+that way it knows only after its next fence.
 """
 
 from typing import Any
@@ -15,13 +20,14 @@ from cutegemm.emulator.values import Lanes
 LOADS = 32  # TMA loads of a CTA that are told apart
 LANES_OF, MMAS_OF, STORES_OF, STORED_BY = range(4)  # agents of a warp, as in Agents.kinds
 NOBODY = 0  # the agent that wrote what nobody has written
+FENCED_BARRIERS = 2  # row of Knowledge
 
 
 class Knowledge:
     """What a warp has heard of.
 
-    rows      (2, agents of its cluster): epochs that are over, and those over for the async proxy; the two
-              differ only for what lanes do
+    rows      (3, agents of its cluster): epochs that are over; those over for the async proxy; those whose
+              mbarriers are initialised. They differ only for what lanes do
     foreign   epochs that are over in other clusters, by the cluster's number
     """
 
@@ -58,10 +64,22 @@ class Knowledge:
         """fence.proxy.async: all that is over is over for the async proxy too."""
         self.rows[1] = self.rows[0]
 
+    def fence_barriers(self) -> None:
+        """fence.mbarrier_init: barriers initialised in what is over can be used."""
+        np.maximum(self.rows[FENCED_BARRIERS], self.rows[0], out=self.rows[FENCED_BARRIERS])
+
+    def barriers_only(self) -> "Knowledge":
+        """What is known where nothing is released: initialised barriers."""
+        rows = np.zeros_like(self.rows)
+        rows[FENCED_BARRIERS] = self.rows[FENCED_BARRIERS]
+        return Knowledge(rows, {})
+
 
 class Agents:
     """Agents of a cluster, their epochs and what its warps know; ``number`` is that of the cluster.
 
+    fenced      what each warp knew at its last fence, of the whole GPU (True) or of its cluster (False)
+    overheard   what relaxed accesses told a warp since
     Numbers of agents: NOBODY; then for each CTA, kind after kind, the agents of its warps, and its TMA loads.
     """
 
@@ -76,9 +94,11 @@ class Agents:
         self.epochs = np.ones(count, dtype=np.int32)
         self.loads = [0] * len(cluster.ctas)
         self.known: dict[Any, Knowledge] = {}
+        self.fenced: dict[tuple[Any, bool], Knowledge] = {}
+        self.overheard: dict[tuple[Any, bool], Knowledge] = {}
         for cta in cluster.ctas:
             for warp in cta.warps:
-                rows = np.zeros((2, count), dtype=np.int32)
+                rows = np.zeros((3, count), dtype=np.int32)
                 rows[0, self.agent(warp)] = 1
                 self.known[warp] = Knowledge(rows, {})
 
@@ -112,3 +132,27 @@ class Agents:
         passed = knows.copy()
         knows.rows[0, self.agent(warp)] += 1
         return passed
+
+    def released(self, warp: Any, relaxed: bool, gpu: bool = False) -> Knowledge:
+        """What an arrival or a store passes on; ``gpu``: to other clusters."""
+        if not relaxed:
+            return self.release(warp)
+        passed = self.known[warp].barriers_only()
+        passed.join(self.fenced.get((warp, gpu)))
+        return passed
+
+    def learner(self, warp: Any, relaxed: bool, gpu: bool = False) -> Knowledge:
+        """What is added to by what a warp waited for or read: its knowledge now, or that after a fence."""
+        if not relaxed:
+            return self.known[warp]
+        if (warp, gpu) not in self.overheard:
+            self.overheard[warp, gpu] = Knowledge(np.zeros_like(self.known[warp].rows), {})
+        return self.overheard[warp, gpu]
+
+    def fence(self, warp: Any, gpu: bool) -> None:
+        """fence.acq_rel, fence.sc or membar; ``gpu``: for the whole GPU."""
+        for wide in (False, True)[: 1 + gpu]:
+            self.known[warp].join(self.overheard.pop((warp, wide), None))
+        passed = self.release(warp)
+        for wide in (False, True)[: 1 + gpu]:
+            self.fenced[warp, wide] = passed

@@ -172,6 +172,13 @@ class Cluster:
             )
         return cta
 
+    def take_apart(self) -> None:
+        """Drops what refers to each other, so that nothing of an ended cluster waits for the collector."""
+        self.checker = None
+        for cta in self.ctas:
+            cta.warps, cta.mbarriers = [], {}
+        self.ctas = []
+
     @property
     def warps(self) -> list[Warp]:
         """All warps that have not exited."""
@@ -265,6 +272,8 @@ class Machine:
                     self.turns.append(Turn(numbers[cluster.coordinates], len(self.trace.events), left))
             ended = [cluster for cluster in resident if not cluster.warps]
             resident = [cluster for cluster in resident if cluster.warps]
+            for cluster in ended:
+                cluster.take_apart()
             if ended or self.events != before:
                 stale = 0
                 continue

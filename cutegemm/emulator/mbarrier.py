@@ -18,6 +18,8 @@ class Mbarrier:
     suppliers   who has arrived or sent bytes so far: (what, warp) pairs
     clock, release   cycle and race-checker state that whoever waits inherits; next_...: of the open phase
     label       what the kernel calls it, if that is known
+    made        for the race checker: agent and epoch of its initialisation, and where that is
+    users       warps that were found to know of it, and whether they told the async proxy of it
     """
 
     offset: int
@@ -32,6 +34,8 @@ class Mbarrier:
     next_clock: int = 0
     release: Any = None
     next_release: Any = None
+    made: tuple[int, int, Any] | None = None
+    users: set[tuple[Any, bool]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.pending = self.count

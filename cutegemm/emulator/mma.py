@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,6 +117,7 @@ class MmaQueue:
     """A warp's WGMMAs.
 
     open     issued and not committed
+    before   what accumulators held when the first open MMA on them was issued
     groups   committed and not waited for
     blocks   accumulators of MMAs in flight, by their registers: (registers, lanes) of 32 bits
     settled  accumulators as they were put into registers, which they still fill if nobody wrote to those
@@ -123,17 +125,17 @@ class MmaQueue:
     """
 
     open: list[Mma] = field(default_factory=list)
+    before: dict[tuple[int, ...], list[Any]] = field(default_factory=dict)
     groups: list[MmaGroup] = field(default_factory=list)
     blocks: dict[tuple[int, ...], Lanes | None] = field(default_factory=dict)
     settled: dict[tuple[int, ...], tuple[Lanes, list[Lanes]]] = field(default_factory=dict)
     fenced: list[Any] | None = None
 
-    def as_left(self, r: list[Any], slots: tuple[int, ...]) -> Lanes | None:
-        """The accumulators that an earlier group left in these registers, None if one was written since."""
+    def as_left(self, slots: tuple[int, ...]) -> Lanes | None:
+        """The accumulators that an earlier group left for open MMAs, None if one was written since."""
         block, rows = self.settled.get(slots, (None, []))
-        if block is None or any(r[slot] is not row for slot, row in zip(slots, rows, strict=True)):
-            return None
-        return block
+        same = block is not None and all(map(is_, self.before[slots], rows))
+        return block if same else None
 
 
 def queue_of(warp: Any) -> MmaQueue:
@@ -144,25 +146,33 @@ def queue_of(warp: Any) -> MmaQueue:
     return queue
 
 
-def commit(warp: Any, queue: MmaQueue) -> MmaGroup:
-    """Closes a group: its accumulators leave the registers, which are not to be read meanwhile."""
+def issue(warp: Any, queue: MmaQueue, mma: Mma) -> None:
+    """An MMA joins the open group: its accumulators leave the registers, not to be read until it is done."""
+    queue.open.append(mma)
+    if mma.slots in queue.blocks or mma.slots in queue.before:
+        return
+    r = warp.r
+    queue.before[mma.slots] = [r[slot] for slot in mma.slots]
+    in_flight = InFlight(warp, mma.where)
+    for slot in mma.slots:
+        r[slot] = in_flight
+
+
+def commit(queue: MmaQueue) -> MmaGroup:
+    """Closes a group."""
     group = MmaGroup(queue.open, {mma.slots for mma in queue.open})
-    queue.open = []
     for mma in group.mmas:
-        if mma.slots in queue.blocks:
-            continue
-        queue.blocks[mma.slots] = _accumulators(warp, queue, mma.slots) if mma.accumulate else None
-        in_flight = InFlight(warp, mma.where)
-        for slot in mma.slots:
-            warp.r[slot] = in_flight
+        if mma.slots not in queue.blocks:
+            queue.blocks[mma.slots] = _accumulators(queue, mma.slots) if mma.accumulate else None
+    queue.open, queue.before = [], {}
     queue.groups.append(group)
     return group
 
 
-def _accumulators(warp: Any, queue: MmaQueue, slots: tuple[int, ...]) -> Lanes:
-    """What the registers hold, (registers, lanes)."""
-    block = queue.as_left(warp.r, slots)
-    return np.stack([lanes(warp.r[slot], 32) for slot in slots]) if block is None else block
+def _accumulators(queue: MmaQueue, slots: tuple[int, ...]) -> Lanes:
+    """What the registers held, (registers, lanes)."""
+    block = queue.as_left(slots)
+    return np.stack([lanes(value, 32) for value in queue.before[slots]]) if block is None else block
 
 
 def wait(warp: Any, queue: MmaQueue, pending: int) -> list[MmaGroup]:
@@ -171,7 +181,7 @@ def wait(warp: Any, queue: MmaQueue, pending: int) -> list[MmaGroup]:
     complete, queue.groups = queue.groups[:split], queue.groups[split:]
     for group in complete:
         run(warp, queue, group)
-    busy = set().union(*(group.slots for group in queue.groups)) if queue.groups else set()
+    busy = {mma.slots for mma in queue.open}.union(*(group.slots for group in queue.groups))
     for group in complete:
         for slots in group.slots - busy:
             block = queue.blocks.pop(slots, None)

@@ -90,12 +90,14 @@ def _atomic(statement: Statement, decoder: Decoder) -> Op:
     change = _change(name, kind, bits)
     # From a sum of floats nobody learns how far others are.
     tells = space != "shared" and not (parts[0] == "red" and kind == "f")
+    releases = not {"release", "acq_rel"}.isdisjoint(parts)
+    acquires = not {"acquire", "acq_rel"}.isdisjoint(parts)
 
     def op(warp: Any) -> None:
         active, hooks = warp.active(), warp.cta.machine.hooks
         addresses = (lanes(warp.r[base], 64) + distance(offset))[active]
         if tells:
-            hooks.release_global(warp, addresses)
+            hooks.release_global(warp, addresses, not releases)
         results: Lanes = np.zeros(LANES, dtype=UNSIGNED[bits])
         for i, slots in enumerate(sources):
             places = addresses + np.uint64(i * width)
@@ -105,7 +107,7 @@ def _atomic(statement: Statement, decoder: Decoder) -> Op:
             olds = [_exchange(warp, places[s], width, space, change, [g[s] for g in given]) for s in steps]
             results[active] = np.concatenate(olds)
         if tells:
-            hooks.acquire_global(warp, addresses)
+            hooks.acquire_global(warp, addresses, not acquires)
         if d != SINK:
             warp.r[d] = int(results[active][0]) if active.sum() == 1 and warp.mask is None else results
 

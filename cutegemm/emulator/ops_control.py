@@ -170,10 +170,12 @@ def _barrier(statement: Statement, decoder: Decoder) -> Op:
     "barrier.cluster.arrive.release.aligned",
 )
 def _cluster_arrive(statement: Statement, decoder: Decoder) -> Op:
+    relaxed = ".relaxed" in statement.opcode
+
     def op(warp: Any) -> None:
         cluster = warp.cta.cluster
         generation = warp.cta.machine.hooks.arrive(
-            warp, cluster.barrier, warp.bits.bit_count(), cluster.threads
+            warp, cluster.barrier, warp.bits.bit_count(), cluster.threads, relaxed
         )
         warp.pending["cluster"] = RendezvousWait(cluster.barrier, generation)
 

@@ -52,7 +52,7 @@ def _copy(statement: Statement, decoder: Decoder) -> Op:
             chosen = sizes == count
             whole = next(width for width in (8, 4, 2, 1) if count % width == 0)
             for at in range(0, count, whole):
-                part = read(warp, sources[chosen] + np.uint64(at), whole, "global", False)
+                part = read(warp, sources[chosen] + np.uint64(at), whole, "global", "plain")
                 data[chosen, at : at + whole] = np.ascontiguousarray(part).view(np.uint8).reshape(-1, whole)
         task = Task(copies, partial(_deliver, warp, targets, data))
         copies.open.append(task)
@@ -64,7 +64,7 @@ def _copy(statement: Statement, decoder: Decoder) -> Op:
 def _deliver(warp: Any, targets: Lanes, data: Lanes) -> None:
     for at in range(0, data.shape[1], 4):
         words = np.ascontiguousarray(data[:, at : at + 4]).view(np.uint32)[:, 0]
-        write(warp, targets + np.uint64(at), words, 4, "shared", False)
+        write(warp, targets + np.uint64(at), words, 4, "shared", "plain")
 
 
 @opcode("cp.async.commit_group")

@@ -58,7 +58,7 @@ def _try_cancel(statement: Statement, decoder: Decoder) -> Op:
         if place % ANSWER_BYTES:
             raise OutOfBoundsError(f"{where}: the answer goes to shared address {place}, no multiple of 16")
         warp.does = warp.does or "scheduler"
-        token = hooks.load_begins(warp, ANSWER_BYTES, place, targets)
+        token = hooks.load_begins(warp, ANSWER_BYTES, place, targets, after_reads=True)
         finish = warp.clock + ANSWER_CYCLES
         warp.clock += SYNC_CYCLES
 

@@ -36,9 +36,10 @@ def _init(statement: Statement, decoder: Decoder) -> Op:
             cta = warp.cta.cluster.cta_of(rank_of(address), warp)
             where = offset_of(address)
             cta.shared.check(where, where + 8, warp.site())
-            cta.mbarriers[where] = Mbarrier(
+            barrier = cta.mbarriers[where] = Mbarrier(
                 where, warp.scalar(warp.r[n]), cta, label=label(where - SHARED_BASE, "")
             )
+            warp.cta.machine.hooks.made_mbarrier(warp, barrier)
 
     return op
 
@@ -78,6 +79,7 @@ def _arrive(statement: Statement, decoder: Decoder) -> Op:
         decoder.result(operands.pop(0), statement)  # the phase token; nobody waits by it here
     base, offset = decoder.address(operands[0], statement)
     expects = ".expect_tx" in statement.opcode
+    relaxed = ".relaxed" in statement.opcode
     n = decoder.source(operands[1], statement, 32) if len(operands) > 1 else decoder.literal(1)
 
     def op(warp: Any) -> None:
@@ -93,9 +95,9 @@ def _arrive(statement: Statement, decoder: Decoder) -> Op:
             barrier = barrier_at(warp, where)
             if expects:
                 hooks.expect(warp, barrier, count * times)
-                hooks.arrive_mbarrier(warp, barrier, times)
+                hooks.arrive_mbarrier(warp, barrier, times, relaxed)
             else:
-                hooks.arrive_mbarrier(warp, barrier, count * times)
+                hooks.arrive_mbarrier(warp, barrier, count * times, relaxed)
 
     return op
 
@@ -127,6 +129,7 @@ def _try_wait(statement: Statement, decoder: Decoder) -> Op:
     base, offset = decoder.address(statement.operands[1], statement)
     parity = decoder.source(statement.operands[2], statement, 32)
     hinted = len(statement.operands) > 3
+    relaxed = ".relaxed" in statement.opcode
     key = object()
 
     def op(warp: Any) -> int | None:
@@ -140,7 +143,7 @@ def _try_wait(statement: Statement, decoder: Decoder) -> Op:
         if (barrier.phase & 1) != phase:
             r[p] = True
             warp.pending.pop(key, None)
-            hooks.acquire_mbarrier(warp, barrier)
+            hooks.acquire_mbarrier(warp, barrier, relaxed)
             return None
         if not hinted:
             peeks = warp.pending.get(key, 0) + 1
@@ -161,11 +164,26 @@ def _proxy_fence(statement: Statement, decoder: Decoder) -> Op:
     return op
 
 
-@opcode("fence.mbarrier_init", "fence.acq_rel", "fence.sc", "fence.proxy.tensormap::generic", "membar")
-def _memory_fence(statement: Statement, decoder: Decoder) -> Op:
-    """Memory is sequentially consistent here; the checker's clocks do not move."""
-
+@opcode("fence.mbarrier_init")
+def _barrier_fence(statement: Statement, decoder: Decoder) -> Op:
     def op(warp: Any) -> None:
-        return None
+        warp.cta.machine.hooks.barrier_fence(warp)
 
     return op
+
+
+@opcode("fence.acq_rel", "fence.sc", "membar")
+def _memory_fence(statement: Statement, decoder: Decoder) -> Op:
+    """Memory is sequentially consistent here; what moves is the checker's clocks."""
+    gpu = statement.opcode.split(".")[-1] in ("gpu", "gl", "sys")
+
+    def op(warp: Any) -> None:
+        warp.cta.machine.hooks.memory_fence(warp, gpu)
+
+    return op
+
+
+@opcode("fence.proxy.tensormap::generic")
+def _map_fence(statement: Statement, decoder: Decoder) -> Op:
+    """Tensor maps are read as they are."""
+    return lambda warp: None

@@ -1,7 +1,7 @@
 """Loads, stores, address conversion, stmatrix and ldmatrix."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -79,32 +79,37 @@ def space_of(opcode_text: str) -> str:
     return "shared" if any(part.startswith("shared") for part in parts) else "generic"
 
 
-def synchronises(parts: list[str]) -> bool:
-    """Whether other warps may learn from a load or store how far this one is: not from plain ones."""
-    return not {"volatile", "relaxed", "acquire", "release"}.isdisjoint(parts)
+Order = Literal["plain", "relaxed", "ordered"]
 
 
-def read(warp: Any, addresses: Lanes, width: int, space: str, synchronising: bool) -> Lanes:
+def order_of(parts: list[str]) -> Order:
+    """Whether others may learn from a load or store how far its warp is, and whether without any fence."""
+    if not {"acquire", "release"}.isdisjoint(parts):
+        return "ordered"
+    return "plain" if {"volatile", "relaxed"}.isdisjoint(parts) else "relaxed"
+
+
+def read(warp: Any, addresses: Lanes, width: int, space: str, order: Order) -> Lanes:
     """Elements at each address of global or shared memory."""
     machine = warp.cta.machine
     if space == "global" or (space == "generic" and int(addresses[0]) >= SHARED_END):
-        if not synchronising:
+        if order == "plain":
             loaded: Lanes = machine.hooks.load_global(warp, addresses, width)
             return loaded
         values: Lanes = machine.memory.load(addresses, width, warp.site())
-        machine.hooks.acquire_global(warp, addresses)
+        machine.hooks.acquire_global(warp, addresses, order == "relaxed")
         return values
     return by_cta(warp, addresses, lambda cta, offsets, _: machine.hooks.load(warp, cta, offsets, width))
 
 
-def write(warp: Any, addresses: Lanes, values: Lanes, width: int, space: str, synchronising: bool) -> None:
+def write(warp: Any, addresses: Lanes, values: Lanes, width: int, space: str, order: Order) -> None:
     """Writes elements at each address of global or shared memory."""
     machine = warp.cta.machine
     if space == "global" or (space == "generic" and int(addresses[0]) >= SHARED_END):
-        if not synchronising:
+        if order == "plain":
             machine.hooks.store_global(warp, addresses, values, width)
             return
-        machine.hooks.release_global(warp, addresses)
+        machine.hooks.release_global(warp, addresses, order == "relaxed")
         machine.memory.store(addresses, values, width, warp.site())
         machine.events += 1
         return
@@ -146,7 +151,7 @@ def _load(statement: Statement, decoder: Decoder) -> Op:
     kind, bits = type_of(statement)
     width = bits // 8
     space = space_of(statement.opcode)
-    synchronising = synchronises(statement.opcode.split("."))
+    order = order_of(statement.opcode.split("."))
     pieces = _pieces(width * len(results))
 
     def op(warp: Any) -> None:
@@ -156,7 +161,7 @@ def _load(statement: Statement, decoder: Decoder) -> Op:
             np.array([value + offset], dtype=np.uint64) if uniform else lane_addresses(warp, value, offset)
         )
         parts = [
-            read(warp, addresses + np.uint64(start), size, space, synchronising)
+            read(warp, addresses + np.uint64(start), size, space, order)
             .view(UNSIGNED[bits])
             .reshape(len(addresses), -1)
             for start, size in pieces
@@ -186,7 +191,7 @@ def _store(statement: Statement, decoder: Decoder) -> Op:
     sources = [decoder.source(text, statement, bits) for text in members]
     width = bits // 8
     space = space_of(statement.opcode)
-    synchronising = synchronises(statement.opcode.split("."))
+    order = order_of(statement.opcode.split("."))
 
     pieces = _pieces(width * len(sources))
 
@@ -201,7 +206,7 @@ def _store(statement: Statement, decoder: Decoder) -> Op:
             part = values[:, start // width : (start + size) // width]
             if size != width:
                 part = np.ascontiguousarray(part).view(_whole(size))
-            write(warp, addresses + np.uint64(start), part[:, 0], size, space, synchronising)
+            write(warp, addresses + np.uint64(start), part[:, 0], size, space, order)
 
     return op
 
@@ -240,7 +245,7 @@ def _store_matrix(statement: Statement, decoder: Decoder) -> Op:
             matrix = halves.transpose(0, 2, 3, 1).reshape(8 * count, 8)
         else:
             matrix = registers.reshape(8 * count, 4)
-        write(warp, rows, np.ascontiguousarray(matrix).view(CHUNK)[:, 0], 16, "shared", False)
+        write(warp, rows, np.ascontiguousarray(matrix).view(CHUNK)[:, 0], 16, "shared", "plain")
         return None
 
     return op
@@ -261,7 +266,7 @@ def _load_matrix(statement: Statement, decoder: Decoder) -> Op:
         if warp.must_converge():
             return warp.wait_for_lanes()
         rows = lanes(warp.r[base], 64)[: 8 * count] + distance(offset)
-        matrix = read(warp, rows, 16, "shared", False).view(np.uint16).reshape(count, 8, 8)
+        matrix = read(warp, rows, 16, "shared", "plain").view(np.uint16).reshape(count, 8, 8)
         if transposed:
             matrix = matrix.transpose(0, 2, 1)
         registers = np.ascontiguousarray(matrix).view(np.uint32).reshape(count, LANES)

@@ -12,7 +12,7 @@ import numpy as np
 
 from cutegemm.emulator.decode import Decoder, Op, literal_value, opcode
 from cutegemm.emulator.elements import BYTES
-from cutegemm.emulator.mma import Kind, Mma, queue_of
+from cutegemm.emulator.mma import Kind, Mma, issue, queue_of
 from cutegemm.emulator.ptx import Statement
 from cutegemm.emulator.values import lanes
 from cutegemm.emulator.wgmma import from_registers
@@ -70,7 +70,7 @@ def _issue(statement: Statement, decoder: Decoder) -> Op:
         left = (
             from_registers(np.stack([lanes(r[slot], 32) for slot in a])) if in_registers else scalar(r[a[0]])
         )
-        queue_of(warp).open.append(Mma(kind, left, scalar(r[b]), slots, bool(scalar(r[scale])), where))
+        issue(warp, queue_of(warp), Mma(kind, left, scalar(r[b]), slots, bool(scalar(r[scale])), where))
         return None
 
     return op

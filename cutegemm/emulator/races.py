@@ -1,7 +1,8 @@
 """Looks for accesses to shared memory that nothing orders, and for reads of what nobody wrote.
 
 An access is in order if the warp that makes or issues it has heard of the earlier access; see knowledge.py.
-Not looked at: fences between reads of one proxy and writes of the other. Global memory: global_races.py.
+Not looked at: fences between reads of one proxy and writes of the other, but for the answers of cluster
+launch control, where the documentation asks for them. Global memory: global_races.py.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +14,15 @@ from cutegemm.emulator import mma as mmas
 from cutegemm.emulator.engines import Engines
 from cutegemm.emulator.faults import RaceError, UninitializedReadError
 from cutegemm.emulator.global_races import GlobalChecker, RegionShadow
-from cutegemm.emulator.knowledge import MMAS_OF, NOBODY, STORED_BY, STORES_OF, Agents, Knowledge
+from cutegemm.emulator.knowledge import (
+    FENCED_BARRIERS,
+    MMAS_OF,
+    NOBODY,
+    STORED_BY,
+    STORES_OF,
+    Agents,
+    Knowledge,
+)
 from cutegemm.emulator.mbarrier import Mbarrier, Rendezvous
 from cutegemm.emulator.memory import SHARED_BASE
 from cutegemm.emulator.tma import TensorMap
@@ -96,29 +105,38 @@ class ClusterChecker(Agents):
             self._report_writer(access, cta, cells, "read-after-write")
         self.note_read(access, cta, cells)
 
-    def write(self, access: Access, cta: Any, cells: Any) -> None:
-        """A write of cells. Raises RaceError."""
+    def write(self, access: Access, cta: Any, cells: Any, after_reads: bool = False) -> None:
+        """A write of cells. after_reads: those of lanes must be over for the writer's proxy too.
+
+        Raises RaceError.
+        """
         shadow = self.shadows[cta.rank]
         writers = shadow.writer[cells]
         late = shadow.epoch[cells] > access.knows.seen(access.asynchronous)[writers]
         if (late & (writers != NOBODY)).any():
             self._report_writer(access, cta, cells, "write-after-write")
-        over = access.knows.over
+        over = access.knows.seen(after_reads)
         for reader, row in shadow.reads.items():
             heard = over[reader]
             if shadow.latest[reader] > heard and (row[cells] > heard).any():
-                self._report_reader(access, cta, cells, reader)
+                self._report_reader(access, cta, cells, reader, over)
         shadow.writer[cells] = access.agent
         shadow.epoch[cells] = access.epoch
         shadow.site[cells] = self.site(access.what)
 
-    def _report_reader(self, access: Access, cta: Any, cells: Any, reader: int) -> None:
-        place = int((self.shadows[cta.rank].reads[reader][cells] > access.knows.over[reader]).argmax())
+    def _report_reader(self, access: Access, cta: Any, cells: Any, reader: int, over: Lanes) -> None:
+        epochs = self.shadows[cta.rank].reads[reader][cells]
+        place = int((epochs > over[reader]).argmax())
+        why = (
+            "the read is over, but no fence.proxy.async between it and the barrier keeps what is written by "
+            "the async proxy behind it"
+            if access.knows.over[reader] >= epochs[place]
+            else "nothing the writer waited for says that the read is over"
+        )
         raise RaceError(
             f"write-after-read in shared memory of CTA {cta.number}, offset {_offset(cells, place)}: "
             f"{access.what} writes what {self.name(reader)} may still be reading "
-            f"({self.read_sites.get(reader, 'earlier')}); nothing the writer waited for says that the "
-            "read is over"
+            f"({self.read_sites.get(reader, 'earlier')}); {why}"
         )
 
     def _report_writer(self, access: Access, cta: Any, cells: Any, kind: str) -> None:
@@ -173,8 +191,34 @@ class CheckedEngines(Engines):
 
     # --- what orders -----------------------------------------------------------------------------------
 
-    def _release(self, warp: Any, barrier: Mbarrier | Rendezvous) -> None:
-        self._give(barrier, self._checker(warp).release(warp))
+    def _release(self, warp: Any, barrier: Mbarrier | Rendezvous, relaxed: bool) -> None:
+        self._give(barrier, self._checker(warp).released(warp, relaxed))
+
+    def made_mbarrier(self, warp: Any, barrier: Mbarrier) -> None:
+        """See Engines."""
+        access = self._by_lanes(warp)
+        barrier.made = access.agent, access.epoch, access.what
+
+    def check_known(self, warp: Any, barrier: Mbarrier, asynchronous: bool = False) -> None:
+        """Raises RaceError unless the user of an mbarrier knows that it is initialised.
+
+        asynchronous: it is TMA or a tensor core on behalf of the warp
+        """
+        if (warp, asynchronous) in barrier.users or barrier.made is None:
+            return
+        agent, epoch, where = barrier.made
+        knows = self._checker(warp).known[warp]
+        if max(knows.rows[FENCED_BARRIERS, agent], knows.seen(asynchronous)[agent]) < epoch:
+            missing = (
+                "fence.mbarrier_init or fence.proxy.async is missing after it, or a barrier behind that"
+                if asynchronous
+                else "a barrier that releases is missing between the two, or fence.mbarrier_init before one"
+            )
+            raise RaceError(
+                f"{warp.here()} uses the {barrier.name}, and may find it as it was before its initialisation "
+                f"({where}): {missing}"
+            )
+        barrier.users.add((warp, asynchronous))
 
     @staticmethod
     def _give(barrier: Mbarrier | Rendezvous, knows: Knowledge) -> None:
@@ -184,9 +228,11 @@ class CheckedEngines(Engines):
         else:
             barrier.next_release.join(knows)
 
-    def arrive(self, warp: Any, barrier: Rendezvous, threads: int, expected: int) -> int:
+    def arrive(
+        self, warp: Any, barrier: Rendezvous, threads: int, expected: int, relaxed: bool = False
+    ) -> int:
         """See Engines."""
-        self._release(warp, barrier)
+        self._release(warp, barrier, relaxed)
         return super().arrive(warp, barrier, threads, expected)
 
     def acquire(self, warp: Any, barrier: Rendezvous) -> None:
@@ -194,27 +240,39 @@ class CheckedEngines(Engines):
         self._checker(warp).known[warp].join(barrier.release)
         super().acquire(warp, barrier)
 
-    def arrive_mbarrier(self, warp: Any, barrier: Mbarrier, count: int) -> None:
+    def arrive_mbarrier(self, warp: Any, barrier: Mbarrier, count: int, relaxed: bool = False) -> None:
         """See Engines."""
-        self._release(warp, barrier)
+        self.check_known(warp, barrier)
+        self._release(warp, barrier, relaxed)
         super().arrive_mbarrier(warp, barrier, count)
 
-    def acquire_mbarrier(self, warp: Any, barrier: Mbarrier) -> None:
+    def acquire_mbarrier(self, warp: Any, barrier: Mbarrier, relaxed: bool = False) -> None:
         """See Engines."""
-        self._checker(warp).known[warp].join(barrier.release)
+        self.check_known(warp, barrier)
+        self._checker(warp).learner(warp, relaxed).join(barrier.release)
         super().acquire_mbarrier(warp, barrier)
 
     def proxy_fence(self, warp: Any) -> None:
         """See Engines."""
         self._checker(warp).known[warp].fence()
 
-    def release_global(self, warp: Any, addresses: Lanes) -> None:
+    def barrier_fence(self, warp: Any) -> None:
         """See Engines."""
-        self.global_memory.release(self._checker(warp), warp, addresses)
+        self._checker(warp).known[warp].fence_barriers()
 
-    def acquire_global(self, warp: Any, addresses: Lanes) -> None:
+    def memory_fence(self, warp: Any, gpu: bool) -> None:
         """See Engines."""
-        self.global_memory.acquire(self._checker(warp), warp, addresses)
+        self._checker(warp).fence(warp, gpu)
+
+    def release_global(self, warp: Any, addresses: Lanes, relaxed: bool) -> None:
+        """See Engines."""
+        checker = self._checker(warp)
+        self.global_memory.release(checker, checker.released(warp, relaxed, gpu=True), addresses)
+
+    def acquire_global(self, warp: Any, addresses: Lanes, relaxed: bool) -> None:
+        """See Engines."""
+        checker = self._checker(warp)
+        self.global_memory.acquire(checker, checker.learner(warp, relaxed, gpu=True), addresses)
 
     # --- accesses --------------------------------------------------------------------------------------
 
@@ -270,6 +328,7 @@ class CheckedEngines(Engines):
         offset: int,
         targets: list[tuple[Any, Mbarrier]],
         asynchronous: bool = True,
+        after_reads: bool = False,
     ) -> Knowledge:
         """See Engines."""
         checker = self._checker(warp)
@@ -277,9 +336,10 @@ class CheckedEngines(Engines):
         issued = self._asynchronous(warp, agent, checker.next_epoch(agent))
         access = checker.loading = replace(issued, asynchronous=asynchronous)
         cells = slice(offset // CELL, -(-(offset + size) // CELL))
-        for cta, _ in targets:
+        for cta, barrier in targets:
+            self.check_known(warp, barrier, asynchronous)
             cta.shared.check(offset, offset + size, access.what)
-            checker.write(access, cta, cells)
+            checker.write(access, cta, cells, after_reads)
         knows = access.knows.copy()
         knows.rows[:, agent] = access.epoch
         return knows
@@ -331,24 +391,35 @@ class CheckedEngines(Engines):
                 f"{warp.name} exits while its TMA stores may still be reading shared memory, which ends with "
                 "the CTA; cp.async.bulk.wait_group.read 0 is missing"
             )
+        mma = next(iter(mmas.queue_of(warp).open), None)
+        if mma is not None:
+            raise RaceError(
+                f"{warp.name} exits after {mma.where}, which no wgmma.commit_group follows: nobody can know "
+                "when it is done"
+            )
         super().warp_exits(warp)
 
     def fence_mmas(self, warp: Any) -> None:
         """See Engines."""
-        mmas.queue_of(warp).fenced = warp.r.copy()
+        queue = mmas.queue_of(warp)
+        queue.fenced = warp.r.copy()
+        for slots, values in queue.before.items():
+            for slot, value in zip(slots, values, strict=True):
+                queue.fenced[slot] = value
 
     def _check_fenced(self, warp: Any, queue: mmas.MmaQueue) -> None:
         """MMAs add to what was in registers at the last wgmma.fence, or to what earlier MMAs left there.
 
         Copies and constants are let pass: compilers put them anywhere, and the assembler removes them.
         """
-        r, fenced = warp.r, queue.fenced
+        fenced = queue.fenced
         for mma in queue.open:
             if fenced is None:
                 raise RaceError(f"{mmas.Issue(mma.where, warp)} comes before any wgmma.fence of its warp")
-            if not mma.accumulate or mma.slots in queue.blocks or queue.as_left(r, mma.slots) is not None:
+            if not mma.accumulate or mma.slots in queue.blocks or queue.as_left(mma.slots) is not None:
                 continue
-            values = [r[slot] for slot in mma.slots if r[slot] is not fenced[slot]]
+            held = zip(mma.slots, queue.before[mma.slots], strict=True)
+            values = [value for slot, value in held if value is not fenced[slot]]
             changed = {id(value) for value in values if isinstance(value, np.ndarray)}
             left = (row for _, rows in queue.settled.values() for row in rows)
             if changed and changed - {id(value) for value in fenced} - {id(row) for row in left}:

@@ -56,9 +56,9 @@ class TensorAccess:
 class TensorChecker(ClusterChecker):
     """Agents and shadows of one cluster, tensor memory included.
 
-    fenced     what each warp knew at its last tcgen05.fence::after_thread_sync
-    announced  epochs of a warp's own loads and stores that were over at its last ::before_thread_sync
-    loaded     epoch of a warp's last load by each statement
+    after_fence  what each warp knew at its last tcgen05.fence::after_thread_sync
+    announced    epochs of a warp's own loads and stores that were over at its last ::before_thread_sync
+    loaded       epoch of a warp's last load by each statement
     """
 
     kinds = (
@@ -78,7 +78,7 @@ class TensorChecker(ClusterChecker):
         self.users = np.array(agents)
         self.place = {agent: i for i, agent in enumerate(agents)}
         self.tensor_shadows = [TensorShadow(len(agents)) for _ in cluster.ctas]
-        self.fenced: dict[Any, Lanes] = {warp: knows.over.copy() for warp, knows in self.known.items()}
+        self.after_fence: dict[Any, Lanes] = {warp: knows.over.copy() for warp, knows in self.known.items()}
         self.announced: dict[Any, dict[int, int]] = {}
         self.loaded: dict[tuple[Any, int], int] = {}
 
@@ -199,16 +199,16 @@ class CheckedTensorEngines(CheckedEngines, TensorEngines):
         knows = checker.known[warp].over
         over = knows
         if self.machine.program.fences_tensor_memory:
-            over = checker.fenced[warp].copy()
+            over = checker.after_fence[warp].copy()
             mine = [checker.agent(warp, k) for k in (MMAS, LOADING, STORING)]
             over[mine] = knows[mine]
         return TensorAccess(agent, int(checker.epochs[agent]), over, knows, what or warp.site())
 
     # --- what orders -----------------------------------------------------------------------------------
 
-    def _release(self, warp: Any, barrier: Mbarrier | Rendezvous) -> None:
-        if not self.machine.program.fences_tensor_memory:
-            super()._release(warp, barrier)
+    def _release(self, warp: Any, barrier: Mbarrier | Rendezvous, relaxed: bool) -> None:
+        if not self.machine.program.fences_tensor_memory or relaxed:
+            super()._release(warp, barrier, relaxed)
             return
         checker = self._tensor_checker(warp)
         knows = checker.known[warp].over
@@ -216,7 +216,7 @@ class CheckedTensorEngines(CheckedEngines, TensorEngines):
         actual = {agent: int(knows[agent]) for agent in checker.own(warp)}
         for agent in actual:
             knows[agent] = announced.get(agent, 0)
-        super()._release(warp, barrier)
+        super()._release(warp, barrier, relaxed)
         for agent, epoch in actual.items():
             knows[agent] = epoch
 
@@ -225,9 +225,15 @@ class CheckedTensorEngines(CheckedEngines, TensorEngines):
         checker = self._tensor_checker(warp)
         knows = checker.known[warp].over
         if after:
-            checker.fenced[warp] = knows.copy()
+            checker.after_fence[warp] = knows.copy()
         else:
             checker.announced[warp] = {agent: int(knows[agent]) for agent in checker.own(warp)}
+
+    def commit_mmas_to(self, warp: Any, targets: list[tuple[Any, Mbarrier]]) -> None:
+        """See TensorEngines."""
+        for _, barrier in targets:
+            self.check_known(warp, barrier, asynchronous=True)
+        super().commit_mmas_to(warp, targets)
 
     def commit_begins(self, warp: Any) -> Knowledge:
         """See TensorEngines."""
