@@ -18,6 +18,7 @@ class Mbarrier:
     suppliers   who has arrived or sent bytes so far: (what, warp) pairs
     clock, release   cycle and race-checker state that whoever waits inherits; next_...: of the open phase
     label       what the kernel calls it, if that is known
+    origin      where it was initialised
     made        for the race checker: agent and epoch of its initialisation, and where that is
     users       warps that were found to know of it, and whether they told the async proxy of it
     """
@@ -29,6 +30,7 @@ class Mbarrier:
     tx: int = 0
     phase: int = 0
     label: str = ""
+    origin: str = ""
     suppliers: dict[tuple[str, Any], None] = field(default_factory=dict)
     clock: int = 0
     next_clock: int = 0
@@ -42,9 +44,9 @@ class Mbarrier:
 
     @property
     def name(self) -> str:
-        """Place in shared memory, for reports."""
-        label = f"{self.label}, " if self.label else ""
-        return f"{label}mbarrier at shared offset {self.offset - SHARED_BASE} of CTA {self.cta.number}"
+        """Place in shared memory, for reports; where the kernel makes it, if that gave it no name."""
+        place = f"mbarrier at shared offset {self.offset - SHARED_BASE} of CTA {self.cta.number}"
+        return f"{self.label}, {place}" if self.label else f"{place} (initialised at {self.origin})"
 
     def _supplied_by(self) -> str:
         names = [f"{what}{warp.name}" for what, warp in self.suppliers]

@@ -36,9 +36,8 @@ def _init(statement: Statement, decoder: Decoder) -> Op:
             cta = warp.cta.cluster.cta_of(rank_of(address), warp)
             where = offset_of(address)
             cta.shared.check(where, where + 8, warp.site())
-            barrier = cta.mbarriers[where] = Mbarrier(
-                where, warp.scalar(warp.r[n]), cta, label=label(where - SHARED_BASE, "")
-            )
+            count, name = warp.scalar(warp.r[n]), label(where - SHARED_BASE, "")
+            barrier = cta.mbarriers[where] = Mbarrier(where, count, cta, label=name, origin=statement.place)
             warp.cta.machine.hooks.made_mbarrier(warp, barrier)
 
     return op

@@ -79,9 +79,14 @@ class Statement:
     source: str
 
     @property
+    def place(self) -> str:
+        """Line of the PTX, and of the source if that is known."""
+        return f"PTX line {self.line}{', ' + self.source if self.source else ''}"
+
+    @property
     def where(self) -> str:
         """Opcode and place, for messages."""
-        return f"{self.opcode} (PTX line {self.line}{', ' + self.source if self.source else ''})"
+        return f"{self.opcode} ({self.place})"
 
 
 @dataclass(frozen=True)
