@@ -78,6 +78,11 @@ def test_a_sum_is_cut_off_and_never_far(a: list[float], b: list[float], before: 
         (float("inf"), 1.0, 0.0, float("inf")),
         (float("inf"), 0.0, 0.0, float("nan")),
         (1.0, 1.0, float("-inf"), float("-inf")),
+        (2.0**-24, 1.0, 0.0, 2.0**-24),  # the least float16, subnormal
+        (2.0**-133, 2.0**10, 0.0, 2.0**-123),  # the least bfloat16
+        (2.0**-70, 2.0**-70, 2.0**-141, 3 * 2.0**-141),  # a subnormal sum
+        (2.0**-75, 2.0**-75, 0.0, 0.0),  # below the least float32: cut off
+        (2.0**-75, 2.0**-74, 2.0**-149, 2.0**-148),
     ],
 )
 def test_single_products(a: float, b: float, before: float, expected: float) -> None:

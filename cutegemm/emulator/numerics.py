@@ -10,8 +10,10 @@ One WGMMA adds, for each element of D, its 16 products along K and the accumulat
 Not documented; found on an H200 (2026-11) with inputs of widely spread exponents, for bfloat16 and float16.
 All of 524,288 sums of 16 to 192 products are the same bit by bit, and so are 2.3 million elements of 100
 products by kernels of this package. With one fraction bit more or less, or with rounding in place of either
-cut, a tenth to a half of the sums differ. Not looked at: subnormal factors and sums, and sums beyond the
-range of float32.
+cut, a tenth to a half of the sums differ.
+
+Not measured: subnormal factors and sums, which are kept, as on tensor cores before Hopper (Fasi and others,
+2021), and sums beyond the range of float32, which become infinite.
 """
 
 import numpy as np
