@@ -176,6 +176,8 @@ class Cluster:
         """Drops what refers to each other, so that nothing of an ended cluster waits for the collector."""
         self.checker = None
         for cta in self.ctas:
+            for warp in cta.warps:
+                warp.engines = {}
             cta.warps, cta.mbarriers = [], {}
         self.ctas = []
 
@@ -234,6 +236,10 @@ class Machine:
             program.module.target, self.shared_end - SHARED_BASE, threads, sms, self.chance
         )
 
+    def take_apart(self) -> None:
+        """As for a cluster; the machine is of no use afterwards."""
+        self.hooks.machine = None
+
     def unknown_special(self, name: str) -> Exception:
         """The error for a special register nobody filled."""
         from cutegemm.emulator.faults import UnknownInstructionError
@@ -244,6 +250,15 @@ class Machine:
 
     def run(self) -> None:
         """Runs every CTA of the grid, or of the machine's share, to its end. Raises EmulationError."""
+        resident: list[Cluster] = []
+        try:
+            self._run(resident)
+        finally:
+            for cluster in resident:
+                cluster.take_apart()
+
+    def _run(self, resident: list[Cluster]) -> None:
+        """``resident`` lists the clusters that are running, whatever comes of them."""
         sizes = [g // c for g, c in zip(self.launch.grid, self.launch.cluster, strict=True)]
         waiting = self.waiting = [(x, y, z) for z, y, x in np.ndindex(sizes[2], sizes[1], sizes[0])]
         numbers = {coordinates: number for number, coordinates in enumerate(waiting)}
@@ -251,7 +266,6 @@ class Machine:
             waiting[:] = [waiting[number] for number in self.share]
         waiting.reverse()
         ctas = int(np.prod(self.launch.cluster))
-        resident: list[Cluster] = []
         stale = 0
         while waiting or resident:
             while waiting and (sms := self.processors.place(ctas)) is not None:
@@ -271,7 +285,7 @@ class Machine:
                     left = tuple(cluster.gone[gone:])
                     self.turns.append(Turn(numbers[cluster.coordinates], len(self.trace.events), left))
             ended = [cluster for cluster in resident if not cluster.warps]
-            resident = [cluster for cluster in resident if cluster.warps]
+            resident[:] = [cluster for cluster in resident if cluster.warps]
             for cluster in ended:
                 cluster.take_apart()
             if ended or self.events != before:

@@ -149,7 +149,10 @@ def run(
                 return Emulation(None, {}, divided[0], launch, divided[1], count)
             # A race between two processes: one that sees both accesses can say what they are.
         machine.watch = progress
-        machine.run()
+        try:
+            machine.run()
+        finally:
+            machine.take_apart()
     return Emulation(None, {}, machine.trace, launch, machine.instructions)
 
 
