@@ -121,7 +121,7 @@ class FusedGemm(Gemm):
             return Emulation(out, call.further, Trace(), None)
         kernels = self._kernels_for(call.epilogue)
         gpu = self._gpu()
-        choice = kernels.choice(kernels.problem.with_sizes(*call.sizes), gpu, call.paths)
+        choice, _ = kernels.built(kernels.problem.with_sizes(*call.sizes), gpu, call.paths)
         extras: list[Any] = []
         for operand in call.epilogue.operands:
             extras += emulated_argument(operand, call.operands[operand.name], self.problem.out_major)

@@ -262,8 +262,7 @@ class Gemm:
                 f"this gemm was compiled for {self.target}, GPU {device} ({gpu.name}) runs {gpu.target}; "
                 f'compile with target="{gpu.target}"'
             )
-        choice = kernels.choice(kernels.problem.with_sizes(*sizes), gpu, paths)
-        artifact = kernels.artifact(choice)
+        choice, artifact = kernels.built(kernels.problem.with_sizes(*sizes), gpu, paths)
         plan = choice.plan(kernels.problem)
         resident = resident_clusters(artifact, plan.cluster_ctas, device)
         function = artifact.load()
@@ -310,14 +309,17 @@ class Gemm:
 
         Raises ProblemError, ConfigError.
         """
-        gpu = gpu or self._gpu()
+        choice: Choice = self._for_dense(self._kernels.choice, gpu or self._gpu())
+        return choice
+
+    def _for_dense(self, find: Callable[[GemmProblem, Gpu, Paths], Any], gpu: Gpu) -> Any:
         padded = replace(self._paths, a="tma", b="tma")
         try:
-            return self._kernels.choice(self.problem, gpu, self._paths)
+            return find(self.problem, gpu, self._paths)
         except (ConfigError, ProblemError):
             if self._paths == padded:
                 raise
-        return self._kernels.choice(self.problem, gpu, padded)
+        return find(self.problem, gpu, padded)
 
     def prepare(self) -> "Gemm":
         """Imports the kernel compiler now if ``config``'s kernel is not in the cache. Returns self.
@@ -328,14 +330,18 @@ class Gemm:
         return self
 
     def build(self) -> "Gemm":
-        """Compiles now what the first call would compile. Needs no GPU. Returns self. Raises BuildError."""
-        self._kernels.artifact(self._choice())
+        """Compiles now what the first call would compile. Needs no GPU. Returns self.
+
+        Raises BuildError; ConfigError for a given configuration with which an epilogue spills registers.
+        """
+        self._for_dense(self._kernels.built, self._gpu())
         return self
 
     @property
     def artifact(self) -> Artifact:
         """The compiled kernel of ``config``; built on first use."""
-        return self._kernels.artifact(self._choice())
+        artifact: Artifact = self._for_dense(self._kernels.built, self._gpu())[1]
+        return artifact
 
     @property
     def ptx(self) -> str:

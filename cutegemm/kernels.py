@@ -21,6 +21,8 @@ from cutegemm.targets import builder, check_scheduler, plan
 
 NOMINAL_SIZE = 4096  # of M and N where they are not known
 STREAM_CANDIDATES = 100  # of the heuristic's ranking, among which StreamK finds one it can be used with
+ALL_CANDIDATES = 1 << 20
+TILE_N_UNIT = 8  # the steps in which a smaller tile is looked for
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,12 @@ class Choice:
             return self.plan(problem) is not None
         except ConfigError:
             return False
+
+    @property
+    def share(self) -> int:
+        """Elements of a tile that one consumer warpgroup has: what decides on the registers it needs."""
+        config = self.config
+        return config.tile_m * config.tile_n // (1 if config.schedule == "pingpong" else config.consumers)
 
 
 @dataclass(frozen=True)
@@ -91,12 +99,56 @@ class Kernels:
         self.target = target
         self._lock = threading.RLock()
         self._artifacts: dict[Choice, Artifact] = {}
+        self._shares_that_fit = ALL_CANDIDATES  # below the least that was seen to spill
+
+    def built(self, sizes: GemmProblem, gpu: Gpu, paths: Paths) -> tuple[Choice, Artifact]:
+        """``choice``, and its compiled kernel. With an epilogue, one that keeps its values in registers.
+
+        Limits of plans know how much an epilogue holds only roughly. What spills nevertheless is given up
+        for the heuristic's next candidate of which a warpgroup has less; a given one is refused.
+        Raises ProblemError, ConfigError, BuildError.
+        """
+        while True:
+            choice = self.choice(sizes, gpu, paths)
+            artifact = self.artifact(choice)
+            if self.problem.epilogue is None or not artifact.resources.spills:
+                return choice, artifact
+            if isinstance(self.config, GemmConfig):
+                raise ConfigError(self._refused(choice, artifact.resources.spills))
+            with self._lock:
+                self._shares_that_fit = min(self._shares_that_fit, choice.share)
+
+    def _refused(self, choice: Choice, spills: int) -> str:
+        """What to say of a configuration that was asked for and spills; looks for one that does not."""
+        config = choice.config.with_(stages=None, store_stages=None)
+        smaller = [
+            replace(choice, config=config.with_(tile_n=tile_n))
+            for tile_n in range(TILE_N_UNIT, config.tile_n, TILE_N_UNIT)
+        ]
+        smaller = [self._filled_in(one) for one in smaller if one.is_legal(self.problem)]
+        fits = -1
+        beyond = len(smaller)
+        while beyond - fits > 1:
+            middle = (fits + beyond) // 2
+            if self.artifact(smaller[middle]).resources.spills:
+                beyond = middle
+            else:
+                fits = middle
+        remedy = "no narrower one fits them: let the epilogue read or return less at once"
+        if fits >= 0:
+            remedy = f"the largest tile that fits them is {config.tile_m}x{smaller[fits].config.tile_n}"
+        return (
+            f"{choice.config} with the epilogue {self.problem.epilogue} spills {spills} bytes a thread: its "
+            f"values do not fit the registers; {remedy}, and config=None chooses one that does"
+        )
 
     def choice(self, sizes: GemmProblem, gpu: Gpu, paths: Paths) -> Choice:
         """The kernel for a problem of these sizes on a GPU. Raises ProblemError, ConfigError."""
         if isinstance(self.config, Fastest):
             measured = self.config.choice(self.problem, paths, self.target)
-            return self._chosen(sizes, gpu, paths) if measured is None else self._filled_in(measured)
+            if measured is None or measured.share >= self._shares_that_fit:
+                return self._chosen(sizes, gpu, paths)
+            return self._filled_in(measured)
         if self.config is not None:
             scheduler = self.scheduler or default_scheduler(self.config, 1, self.problem, gpu)
             return self._filled_in(Choice(self.config, scheduler, paths, self.target))
@@ -114,11 +166,18 @@ class Kernels:
         if self.scheduler is not None and self.scheduler.streamed:
             # Ranked as for whole tiles; the widest of those do not leave StreamK its registers.
             ranking = heuristic.ranked(likely, gpu, STREAM_CANDIDATES, paths, splits)
+        if self._shares_that_fit < ALL_CANDIDATES:
+            ranking = heuristic.ranked(likely, gpu, ALL_CANDIDATES, paths, splits)
         for best in ranking:
             scheduler = self.scheduler or default_scheduler(best.config, best.splits, likely, gpu)
             choice = Choice(best.config, scheduler, paths, self.target)
-            if choice.is_legal(self.problem):
+            if choice.share < self._shares_that_fit and choice.is_legal(self.problem):
                 return choice
+        if self._shares_that_fit < ALL_CANDIDATES:
+            raise ConfigError(
+                f"the epilogue {self.problem.epilogue} holds more than fits the registers even beside the "
+                "smallest tile: let it read or return less at once"
+            )
         raise ConfigError(
             f"none of the {len(ranking)} likeliest configurations is legal with {self.scheduler}"
         )

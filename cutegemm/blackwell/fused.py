@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import cutlass
@@ -103,7 +104,8 @@ class Fusion:
             part = squares[start : start + AT_ONCE]
             numbers = [number + i for number, _, _ in part for i in range(4)]
             sums = vector([values[number] for number in numbers], Float32)
-            places = user_places(epilogue, *self._places(result, member, piece, part))
+            find = partial(self._places, result, member, piece, part)
+            places = user_places(epilogue, len(numbers), piece[0][2], find)
             evaluation = Evaluation(epilogue.graph, epilogue.operands, sums, places, source)
             for output, tensor in zip(epilogue.further, self.matrices.outputs, strict=True):
                 if output.reduction is None:
@@ -128,15 +130,15 @@ class Fusion:
 
     def _places(
         self, result: Result, member: Member, piece: tuple, squares: list[tuple[int, int, int]]
-    ) -> tuple[list, list, Int32]:
+    ) -> tuple[list, list]:
         """Rows and columns of squares' elements in the kernel's result; equal ones are one and the same."""
-        (row, column, batch), first, width, *_ = piece
+        (row, column, _), first, width, *_ = piece
         r, c = first_place(result, width, member.thread)
         down = {below: row + r + below for _, low, _ in squares for below in (low, low + 8)}
         right = {beside: column + first + c + beside for *_, near in squares for beside in (near, near + 1)}
         rows = [down[low + 8 * (i // 2)] for _, low, _ in squares for i in range(4)]
         columns = [right[near + i % 2] for *_, near in squares for i in range(4)]
-        return rows, columns, batch
+        return rows, columns
 
 
 @dataclass(frozen=True)

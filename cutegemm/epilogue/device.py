@@ -7,6 +7,7 @@ the values of every output, to be stored as it sees fit.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import cutlass
@@ -31,13 +32,32 @@ LOG2_PHI = (
 ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 
 
-@dataclass(frozen=True)
 class Places:
-    """Rows and columns of a fragment's elements in the user's result, and the batch they belong to."""
+    """Rows and columns of a fragment's elements in the user's result, and the batch they belong to.
 
-    rows: tuple[Int32, ...]
-    columns: tuple[Int32, ...]
-    batch: Int32
+    count   elements
+    find    gives rows and columns; called once, when they are first asked for, which most epilogues never do
+    """
+
+    def __init__(
+        self, count: int, batch: Int32, find: Callable[[], tuple[Sequence[Int32], Sequence[Int32]]]
+    ) -> None:
+        self._count, self.batch, self._find = count, batch, find
+
+    @cached_property
+    def _found(self) -> tuple[tuple[Int32, ...], tuple[Int32, ...]]:
+        rows, columns = self._find()
+        return tuple(rows), tuple(columns)
+
+    @property
+    def rows(self) -> tuple[Int32, ...]:
+        """Of each element; those that share one share the object."""
+        return self._found[0]
+
+    @property
+    def columns(self) -> tuple[Int32, ...]:
+        """See rows."""
+        return self._found[1]
 
     def at(self, width: int) -> "Places":
         """Those of the elements of a matrix of a width that belong to the fragment's."""
@@ -45,13 +65,19 @@ class Places:
             return self
         if width == HALF:
             # Pairs lie side by side, and begin with an even column.
-            return Places(self.rows[::2], tuple(column >> 1 for column in self.columns[::2]), self.batch)
-        rows = tuple(row for row in self.rows for _ in range(2))
-        columns = tuple(2 * column + odd for column in self.columns for odd in range(2))
-        return Places(rows, columns, self.batch)
+            return Places(
+                len(self) // 2,
+                self.batch,
+                lambda: (self.rows[::2], [column >> 1 for column in self.columns[::2]]),
+            )
+        return Places(2 * len(self), self.batch, self._doubled)
+
+    def _doubled(self) -> tuple[list[Int32], list[Int32]]:
+        rows = [row for row in self.rows for _ in range(2)]
+        return rows, [2 * column + odd for column in self.columns for odd in range(2)]
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self._count
 
 
 class Source(Protocol):
@@ -148,7 +174,7 @@ def _divided(x: Any, y: Any) -> Any:
 
 
 def _reciprocal(x: Any) -> Any:
-    return each(lambda a: cute.math.rcp(a, approx=True, ftz=True), x)
+    return cute.math.rcp(x, approx=True, ftz=True)
 
 
 def _remainder(x: Any, y: Any) -> Any:
@@ -157,15 +183,11 @@ def _remainder(x: Any, y: Any) -> Any:
 
 
 def _minimum(x: Any, y: Any) -> Any:
-    if x.dtype is not Float32:
-        return cute.where(x < y, x, y)
-    return each(lambda a, b: cute.arch.fmin(a, b, nan=True), x, y)
+    return cute.math.min(x, y, propagate_nan=True)
 
 
 def _maximum(x: Any, y: Any) -> Any:
-    if x.dtype is not Float32:
-        return cute.where(x > y, x, y)
-    return each(lambda a, b: larger(a, b), x, y)
+    return cute.math.max(x, y, propagate_nan=True)
 
 
 def larger(a: Float32, b: Float32) -> Float32:
@@ -206,8 +228,8 @@ def _gelu(x: Any) -> Any:
     exponent = size * LOG2_PHI[-1] + LOG2_PHI[-2]
     for coefficient in reversed(LOG2_PHI[:-2]):
         exponent = exponent * size + coefficient
-    held = each(lambda a: cute.arch.fmin(a, GELU_TAIL), size)
-    positive = each(lambda a: cute.arch.fmax(a, 0.0), x)
+    held = cute.math.min(size, cute.full_like(size, GELU_TAIL), propagate_nan=True)
+    positive = cute.math.max(x, cute.full_like(x, 0.0), propagate_nan=True)
     return positive - held * cute.math.exp2(exponent, fastmath=True)
 
 
@@ -315,7 +337,7 @@ class NumbersSource:
 
 def number_of(epilogue: Epilogue, node: int, numbers: dict[str, Any]) -> Float32:
     """The value of a node that is made of scalars only."""
-    places = Places((Int32(0),), (Int32(0),), Int32(0))
+    places = Places(1, Int32(0), lambda: ([Int32(0)], [Int32(0)]))
     evaluation = Evaluation(epilogue.graph, epilogue.operands, None, places, NumbersSource(numbers))
     return evaluation.value(node, FULL)[0]
 
@@ -335,40 +357,57 @@ class DirectSource:
             return cute.full(len(places), value, Float32 if operand.type == "float" else Int32)
         tensor = self.matrices.operands[index]
         values = cute.make_rmem_tensor(len(places), Float32)
+        where = places.rows, places.columns  # found before a branch that may not be taken
         if guard is None:
-            _gather(tensor, places, operand.modes, values)
+            _gather(tensor, where, places.batch, operand.modes, values)
         else:
             values.fill(0.0)
-            _gather_unless_zero(guard, tensor, places, operand.modes, values)
+            _gather_unless_zero(guard, tensor, where, places.batch, operand.modes, values)
         return values.load()
 
 
 @cute.jit
 def _gather_unless_zero(
-    guard: Float32, tensor: cute.Tensor, places: Any, modes: cutlass.Constexpr[str], values: cute.Tensor
+    guard: Float32,
+    tensor: cute.Tensor,
+    where: Any,
+    batch: Int32,
+    modes: cutlass.Constexpr[str],
+    values: cute.Tensor,
 ) -> None:
     if guard != 0.0:
-        _gather(tensor, places, modes, values)
+        _gather(tensor, where, batch, modes, values)
 
 
-def _gather(tensor: cute.Tensor, places: Places, modes: str, values: cute.Tensor) -> None:
+def _gather(tensor: cute.Tensor, where: Any, batch: Int32, modes: str, values: cute.Tensor) -> None:
+    """where: rows and columns of the values."""
     rows, columns, _ = tensor.shape
     known: dict[tuple[int, int], Any] = {}
-    for i, (row, column) in enumerate(zip(places.rows, places.columns, strict=True)):
+    for i, (row, column) in enumerate(zip(*where, strict=True)):
         # Elements that share a value are told by the identity of their coordinates.
         key = id(row) if "m" in modes else 0, id(column) if "n" in modes else 0
         if key not in known:
             row = cutlass.min(row, rows - 1) if "m" in modes else Int32(0)
             column = cutlass.min(column, columns - 1) if "n" in modes else Int32(0)
-            known[key] = element(tensor, offset_of(tensor, row, column, places.batch))[0].to(Float32)
+            known[key] = element(tensor, offset_of(tensor, row, column, batch))[0].to(Float32)
         values[i] = known[key]
 
 
-def user_places(epilogue: Epilogue, rows: Sequence[Int32], columns: Sequence[Int32], batch: Int32) -> Places:
-    """Places in the user's result of elements at these places in the kernel's."""
-    if epilogue.swapped:
-        rows, columns = columns, rows
-    return Places(tuple(rows), tuple(columns), batch)
+def user_places(
+    epilogue: Epilogue,
+    count: int,
+    batch: Int32,
+    find: Callable[[], tuple[Sequence[Int32], Sequence[Int32]]],
+) -> Places:
+    """Places in the user's result of so many elements; find: gives their rows and columns as the kernel's."""
+    if not epilogue.swapped:
+        return Places(count, batch, find)
+
+    def swapped() -> tuple[Sequence[Int32], Sequence[Int32]]:
+        rows, columns = find()
+        return columns, rows
+
+    return Places(count, batch, swapped)
 
 
 def user_matrix(epilogue: Epilogue, mD_mnl: cute.Tensor) -> cute.Tensor:

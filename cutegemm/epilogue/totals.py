@@ -65,6 +65,8 @@ class Totals:
 
     def add(self, evaluation: Evaluation, part: Int32, batch: Int32) -> None:
         """Takes in one fragment; part: which part of its columns the warp has, in all of the product."""
+        if not self._parts:
+            return
         # Worked out once: what a warp's threads agree on is kept, and not found anew for each value written.
         part = cute.arch.make_warp_uniform(part)
         for output in self._parts:

@@ -216,9 +216,9 @@ class StagedStore:
         )
 
     def first_place(self, thread: Int32) -> tuple[Int32, Int32]:
-        """Row and column of a thread's first value in a piece."""
-        coordinates = chunk_mma(self.problem, self.plan.chunks[0][1]).get_slice(thread)
-        return coordinates.partition_C(cute.make_identity_tensor((MMA_M, self.plan.chunks[0][1])))[0]
+        """Row and column of a thread's first value in a piece, as WGMMA hands out its sums."""
+        warp, lane = thread // cute.arch.WARP_SIZE, thread % cute.arch.WARP_SIZE
+        return warp * ROWS_OF_A_PART + lane // 4, lane % 4 * 2
 
     # --- pieces of operands ----------------------------------------------------------------------------
 
@@ -331,6 +331,8 @@ class StagedStore:
 
     def _reduce(self, totals: Totals, evaluation: Evaluation, origin: tuple, step: int) -> None:
         """Takes a piece into the totals, which are those of an MMA's rows."""
+        if not self.epilogue.reductions:
+            return
         plan, (row, column, batch) = self.plan, origin
         mma, piece = step // len(plan.chunks), step % len(plan.chunks)
         if piece == 0:
@@ -401,17 +403,17 @@ class StagedStore:
         plan = self.plan
         mma, (first, width) = step // len(plan.chunks), plan.chunks[step % len(plan.chunks)]
         start = mma * plan.warpgroup_n // 2 + first // 2
-        values = vector([accumulators[start + i] for i in range(width // 2)], Float32)
-        r, c = self.first_place(thread)
+        values = cute.make_tensor(accumulators.iterator + start, cute.make_layout(width // 2)).load()
         row, column, batch = origin
-        rows = [row + r + (mma * plan.warpgroups_m * MMA_M + 8 * low) for low in range(2)]
-        columns = [column + c + (first + 8 * j + odd) for j in range(width // 8) for odd in range(2)]
-        places = user_places(
-            self.epilogue,
-            [rows[i % 4 // 2] for i in range(width // 2)],
-            [columns[i // 4 * 2 + i % 2] for i in range(width // 2)],
-            batch,
-        )
+
+        def find() -> tuple[list[Int32], list[Int32]]:
+            r, c = self.first_place(thread)
+            rows = [row + r + (mma * plan.warpgroups_m * MMA_M + 8 * low) for low in range(2)]
+            columns = [column + c + (first + 8 * j + odd) for j in range(width // 8) for odd in range(2)]
+            of_each = range(width // 2)
+            return [rows[i % 4 // 2] for i in of_each], [columns[i // 4 * 2 + i % 2] for i in of_each]
+
+        places = user_places(self.epilogue, width // 2, batch, find)
         source = StagedSource(self, buffers, ahead, thread, step)
         return Evaluation(self.epilogue.graph, self.epilogue.operands, values, places, source)
 
@@ -463,7 +465,7 @@ class StagedSource:
             return self._rows(self.ahead.rows[index], len(places))
         if epilogue.by_column(operand):
             index = [o.name for o in epilogue.operands if epilogue.by_column(o)].index(operand.name)
-            return self._columns(operand, index, len(places))
+            return self._columns(operand, index)
         if operand.access == "staged":
             return self._piece(operand, guard)
         return self.direct.read(operand, places, guard)
@@ -473,15 +475,15 @@ class StagedSource:
         mma = self.step // len(self.store.plan.chunks)
         full = self._width // 2
         period = 4 if count == full else 2 if count < full else 8
-        own = [values[2 * mma + low].to(Float32) for low in range(2)]
-        return vector([own[i % period * 2 // period] for i in range(count)], Float32)
+        own = vector([values[2 * mma + low].to(Float32) for low in range(2)], Float32)
+        return _repeated(own, (period // 2, 2, count // period), (0, 1, 0))
 
     @property
     def _width(self) -> int:
         chunks = self.store.plan.chunks
         return chunks[self.step % len(chunks)][1]
 
-    def _columns(self, operand: Operand, index: int, count: int) -> Any:
+    def _columns(self, operand: Operand, index: int) -> Any:
         store, dtype = self.store, DTYPES[str(operand.dtype)]
         first, width = store.plan.chunks[self.step % len(store.plan.chunks)]
         _, c = store.first_place(self.thread)
@@ -490,10 +492,8 @@ class StagedSource:
         # (neighbour, 8 columns): a thread has two neighbours of every eight.
         shared = cute.make_tensor(pointer, cute.make_layout((2, width // 8), stride=(1, 8)))
         own = cute.make_rmem_tensor((2, width // 8), dtype)
-        for j in range(width // 8):
-            cute.autovec_copy(shared[None, j], own[None, j])
-        values = own.load().to(Float32)
-        return vector([values[i // 4 * 2 + i % 2] for i in range(count)], Float32)
+        cute.autovec_copy(shared, own)
+        return _repeated(own.load().to(Float32), (2, 2, width // 8), (1, 0, 2))
 
     def _piece(self, operand: Operand, guard: Any) -> Any:
         store, width = self.store, self._width
@@ -512,6 +512,14 @@ class StagedSource:
             values.fill(0.0)
             _copy_unless_zero(guard, copy, source, target)
         return values.load().to(Float32).reshape((width // 2,))
+
+
+def _repeated(values: Any, shape: tuple[int, int, int], stride: tuple[int, int, int]) -> Any:
+    """A float32 vector read through a layout that has a stride of 0."""
+    fragment = cute.make_rmem_tensor(cute.size(values.shape), Float32)
+    fragment.store(values.reshape(fragment.shape))
+    spread = cute.make_tensor(fragment.iterator, cute.make_layout(shape, stride=stride))
+    return spread.load().reshape((cute.size(shape),))
 
 
 @cute.jit

@@ -84,7 +84,7 @@ class FusedSquareWriter:
         row, column = self.row + rows_down, self.column + columns_right
         below, right = row + 8, column + 1
         rows, columns = (row, row, below, below), (column, right, column, right)
-        places = user_places(self.epilogue, rows, columns, self.batch)
+        places = user_places(self.epilogue, 4, self.batch, lambda: (rows, columns))
         source = DirectSource(self.epilogue, self.matrices)
         evaluation = Evaluation(
             self.epilogue.graph, self.epilogue.operands, vector(values, Float32), places, source
