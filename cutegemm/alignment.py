@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from cutegemm.epilogue.spec import scaled_size
 from cutegemm.operands import OperandRule, operand_rules
 from cutegemm.parts.limits import TMA_ALIGNMENT
 from cutegemm.parts.paths import LoadPath, Paths, StorePath
@@ -55,7 +56,10 @@ def store_path(problem: GemmProblem, sizes: Sizes, alignment: Alignment | None) 
 
 
 def expected_paths(problem: GemmProblem) -> Paths:
-    """The paths of dense tensors of the problem's sizes; sizes not known count as aligned."""
+    """The paths of dense tensors of the problem's sizes; sizes not known count as aligned.
+
+    The result has the columns that an epilogue gives it.
+    """
 
     def dense(contiguous: int | None) -> LoadPath:
         if contiguous is None or contiguous * dtype_bytes(problem.a_dtype) % TMA_ALIGNMENT == 0:
@@ -64,7 +68,10 @@ def expected_paths(problem: GemmProblem) -> Paths:
 
     a = dense(problem.k if problem.a_major == "k" else problem.m)
     b = dense(problem.k if problem.b_major == "k" else problem.n)
-    return Paths(a, b, store_path(problem, (problem.l, problem.m, problem.n, problem.k), None))
+    n = problem.n
+    if n is not None and problem.epilogue is not None:
+        n = scaled_size(n, problem.epilogue.width)
+    return Paths(a, b, store_path(problem, (problem.l, problem.m, n, problem.k), None))
 
 
 def paths_of(

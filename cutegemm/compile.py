@@ -1,17 +1,20 @@
 """compile() and matmul(): from a shape or two tensors to a Gemm."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
 from cutegemm.config import GemmConfig
 from cutegemm.epilogue.fuse import Fused
-from cutegemm.errors import ConfigError, OperandTypeError, ProblemError, TargetError
+from cutegemm.epilogue.operands import default_epilogue
+from cutegemm.errors import OperandTypeError, ProblemError, TargetError
 from cutegemm.fingerprint import dsl_version
 from cutegemm.fusedgemm import FusedGemm
 from cutegemm.gemm import Gemm
 from cutegemm.hardware import BUILT_TARGETS, current_target, normalise_target
+from cutegemm.kernels import Fastest
 from cutegemm.operands import check_kind, contiguous_mode, strided_tensor
 from cutegemm.problem import DtypeLike, GemmProblem
 from cutegemm.scheduler import TileScheduler
@@ -43,7 +46,8 @@ def compile(
     scheduler   order of tiles and assignment to workers; None: chosen with the configuration
     config      a GemmConfig; None: chosen by the heuristic; "autotune": measured on the current GPU, which
                 takes some seconds the first time, and remembered on disk. All sizes must be known for it.
-                Operands that are loaded in another way than dense ones get the heuristic's choice
+                Operands that are loaded in another way than dense ones get the heuristic's choice. With an
+                epilogue the fused call is measured, with dense operands of A's dtype
     target      "sm_90a" (Hopper), "sm_100a" (Blackwell: B200, GB200), or None: the current GPU.
                 Cross-compiling needs no GPU.
 
@@ -71,17 +75,17 @@ def compile(
     if name not in BUILT_TARGETS:
         raise TargetError(f"there is no kernel for {name} yet; use one of: {', '.join(BUILT_TARGETS)}")
     dsl_version()
+    chosen: GemmConfig | Fastest | None
     if config == "autotune":
-        if epilogue is not None:
-            raise ConfigError(
-                'config="autotune" measures plain products; pass a GemmConfig or None with an epilogue'
-            )
         from cutegemm.tuning.tuner import autotuned  # brings in the bench
 
-        return Gemm(problem, autotuned(problem, scheduler, name), scheduler, name).prepare()
+        bound = None if epilogue is None else default_epilogue(epilogue.epilogue, problem.a_dtype)
+        chosen = autotuned(replace(problem, epilogue=bound), scheduler, name)
+    else:
+        chosen = config
     if epilogue is not None:
-        return FusedGemm(problem, config, scheduler, name, epilogue).prepare()
-    return Gemm(problem, config, scheduler, name).prepare()
+        return FusedGemm(problem, chosen, scheduler, name, epilogue).prepare()
+    return Gemm(problem, chosen, scheduler, name).prepare()
 
 
 def matmul(

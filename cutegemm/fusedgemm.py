@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cutegemm.alignment import Alignment, expected_paths, paths_of
+from cutegemm.alignment import Alignment, paths_of
 from cutegemm.callrecord import Outcome
 from cutegemm.config import GemmConfig
 from cutegemm.epilogue.call import Call, Parts, ReadyCall, emulated_argument
@@ -22,7 +22,7 @@ from cutegemm.epilogue.operands import (
 from cutegemm.epilogue.spec import Epilogue, scaled_size
 from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, ProblemError
 from cutegemm.gemm import MAX_KNOWN_LAUNCHES, Gemm, on_stream
-from cutegemm.kernels import Kernels
+from cutegemm.kernels import Fastest, Kernels
 from cutegemm.operands import OperandRule, check_grad, check_out, operand_rules, read_sizes
 from cutegemm.parts.limits import TMA_ALIGNMENT
 from cutegemm.problem import GemmProblem
@@ -40,7 +40,7 @@ class FusedGemm(Gemm):
     def __init__(
         self,
         problem: GemmProblem,
-        config: GemmConfig | None,
+        config: GemmConfig | Fastest | None,
         scheduler: TileScheduler | None,
         target: str,
         fused: Fused,
@@ -49,8 +49,6 @@ class FusedGemm(Gemm):
         self._given = config, scheduler
         bound = default_epilogue(fused.epilogue, problem.a_dtype)
         super().__init__(replace(problem, epilogue=bound), config, scheduler, target)
-        n = None if problem.n is None else scaled_size(problem.n, bound.width)
-        self._paths = replace(self._paths, store=expected_paths(replace(problem, n=n)).store)
         self._kinds: dict[Epilogue, Kernels] = {bound: self._kernels}
         self._ready: dict[Any, ReadyCall] = {}
         self._tensor_names = tuple(operand.name for operand in bound.operands if not operand.is_scalar)

@@ -121,7 +121,7 @@ def candidates(kind: GemmProblem, paths: Paths, splits: tuple[int, ...]) -> Tabl
     """Every sm_90a kernel considered for a kind of problem."""
     plans = []
     for ways in splits:
-        for config in _space():
+        for config in _space() if kind.epilogue is None else _fused_space():
             try:
                 seen, ways_in = (kind.swapped(), paths.swapped()) if config.swap_ab else (kind, paths)
                 worked_out = plan(config, seen, ways_in, ways)
@@ -130,6 +130,19 @@ def candidates(kind: GemmProblem, paths: Paths, splits: tuple[int, ...]) -> Tabl
             if worked_out.stages_ahead >= MIN_STAGES:
                 plans.append(worked_out)
     return Table.of(plans, kind)
+
+
+def _fused_space() -> list[GemmConfig]:
+    """The same with small tiles shared by two warpgroups, for epilogues that nothing hides."""
+    return [
+        *_space(),
+        *(
+            GemmConfig(64, tile_n, tile_k, cluster_m, 1, 2)
+            for tile_n in range(64, 129, 16)
+            for tile_k in (64, 128)
+            for cluster_m in (1, 2)
+        ),
+    ]
 
 
 def _space() -> list[GemmConfig]:

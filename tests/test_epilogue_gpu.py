@@ -10,6 +10,7 @@ from epilogue_checks import complaint, operands_for
 from epilogue_random import PLANS, Plan
 from gpu_checks import fresh_seed
 from hypothesis import HealthCheck, given, settings
+from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
 import cutegemm
@@ -23,7 +24,8 @@ from cutegemm.scheduler import Dynamic, StreamK, TileScheduler
 
 pytestmark = pytest.mark.gpu
 
-EXAMPLES = int(os.environ.get("CUTEGEMM_RANDOM_EPILOGUES", "500"))
+EXAMPLES = int(os.environ.get("CUTEGEMM_RANDOM_EPILOGUES", "500"))  # of all groups together
+GROUPS = 10
 SHAPES = [(1024, 2048, 512), (777, 1002, 264), (64, 4096, 1024), (4096, 512, 128)]
 
 
@@ -63,20 +65,8 @@ def test_the_library(name: str, shape: tuple[int, int, int]) -> None:
             judge(gemm(a, b, **operands), fused.reference(a, b, **operands), (name, shape, seed))
 
 
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    print_blob=True,
-)
-@given(
-    plan=PLANS,
-    shape=st.sampled_from(SHAPES),
-    out_dtype=st.sampled_from(["bfloat16", "float32"]),
-    streamed=st.booleans(),
-)
-def _random_epilogues(plan: Plan, shape: tuple[int, int, int], out_dtype: str, streamed: bool) -> None:
+def random_epilogue(plan: Plan, shape: tuple[int, int, int], out_dtype: str, streamed: bool) -> None:
+    """One drawn epilogue, fused and judged."""
     fused = plan.fused()
     a, b = inputs(*shape, 3)
     operands = on_gpu(operands_for(fused, *shape[:2]))
@@ -89,9 +79,24 @@ def _random_epilogues(plan: Plan, shape: tuple[int, int, int], out_dtype: str, s
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_random_epilogues() -> None:
+@pytest.mark.parametrize("group", range(GROUPS), ids="group{}".format)
+def test_random_epilogues(group: int) -> None:
+    """A tenth of them, other ones in each group: groups can run in processes of their own."""
+    drawn = given(
+        plan=PLANS,
+        shape=st.sampled_from(SHAPES),
+        out_dtype=st.sampled_from(["bfloat16", "float32"]),
+        streamed=st.booleans(),
+    )(random_epilogue)
+    limits = settings(
+        max_examples=-(-EXAMPLES // GROUPS),
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        print_blob=True,
+    )
     with torch.no_grad(), torch_sums_in_float32():
-        _random_epilogues()
+        seeded(GROUPS * fresh_seed() + group)(limits(drawn))()
 
 
 @pytest.mark.parametrize("scheduler", [None, Dynamic(), StreamK()], ids=str)

@@ -13,6 +13,7 @@ from cutegemm.bench.gpu import DeviceLostError
 from cutegemm.bench.peers import Variant
 from cutegemm.bench.worker import Event, Measure, WorkerError
 from cutegemm.bench.workload import Case
+from cutegemm.epilogue.interpreted import Interpreted
 from cutegemm.hardware import Gpu, gpu_by_name
 from cutegemm.tuning import tuner
 
@@ -36,7 +37,7 @@ class Machine:
     def compile_case(self, case: Case, config: Any = None, target: str | None = None) -> "Kernel":
         """In place of the bench's: no compiler."""
         assert isinstance(config, Variant)
-        return Kernel(self, config)
+        return Kernel(self, config, case)
 
     def worker(self) -> "MachineWorker":
         """In place of another process."""
@@ -49,6 +50,7 @@ class Kernel:
 
     machine: Machine
     variant: Variant
+    case: Case
 
     @property
     def config(self) -> str:
@@ -60,10 +62,13 @@ class Kernel:
         if error is not None:
             raise error
 
-    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **beside: Any) -> None:
         if self.machine.loses(self.variant):
             raise DeviceLostError("a kernel did not finish")
-        out.copy_(torch.matmul(a.float(), b.float()))
+        result: Any = torch.matmul(a.float(), b.float())
+        if self.case.problem.epilogue is not None:
+            result = Interpreted(self.case.problem.epilogue).applied(result, **beside)
+        out.copy_(result[0] if isinstance(result, tuple) else result)
         if self.machine.spoils(self.variant):
             out.view(-1)[-1] += 100.0 if out.is_contiguous() else 0.0
         self.machine.gpu.now_us += self.machine.cost(self.variant) - LAUNCH_US

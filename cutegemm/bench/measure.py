@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from cutegemm.bench.accuracy import Errors, allowed_errors, check, check_finite, truth_of
+from cutegemm.bench.accuracy import Errors
+from cutegemm.bench.fusion import judge_of
 from cutegemm.bench.gpu import DeviceLostError, Gpu, Launch, Recording, sentence
 from cutegemm.bench.inputs import Operands, poison, random_operands
 from cutegemm.bench.method import Method
@@ -50,7 +51,7 @@ class _Runner:
 
 
 def _launch(product: Callable[..., object], one: Operands) -> Launch:
-    return lambda: product(one.a, one.b, one.out)
+    return lambda: product(one.a, one.b, one.out, **one.beside)
 
 
 class Measurement:
@@ -64,6 +65,7 @@ class Measurement:
         self, case: Case, implementations: Sequence[Implementation], gpu: Gpu, method: Method, watch: Watch
     ) -> None:
         self._case = case
+        self._judge = judge_of(case.problem)
         self._gpu = gpu
         self._method = method
         self._watch = watch
@@ -80,8 +82,8 @@ class Measurement:
     def run(self, ceilings: Ceilings) -> Result:
         """Measures and checks everything."""
         operands = random_operands(self._case, self._rotation.sets, self._gpu.device, self._method.seed)
-        first = truth_of(operands[0])
-        allowed = allowed_errors(operands[0], first)
+        first = self._judge.truth(operands[0])
+        allowed = self._judge.allowed(operands[0], first)
         self._gpu.wait()
         self._check_one_call(operands, first, allowed)
         calls = self._choose_calls(operands)
@@ -123,9 +125,9 @@ class Measurement:
             def prepare_and_check(runner: _Runner = runner) -> None:
                 runner.prepared = runner.implementation.prepare(self._case)
                 poison([one])
-                runner.prepared.product(one.a, one.b, one.out)
+                runner.prepared.product(one.a, one.b, one.out, **one.beside)
                 self._gpu.wait()
-                runner.errors = check(one.out, truth, allowed)
+                runner.errors = self._judge.check(one.out, truth, allowed)
 
             self._attempt(runner, "check", prepare_and_check)
 
@@ -167,7 +169,7 @@ class Measurement:
     def _check_replay(self, operands: list[Operands], allowed: Errors) -> None:
         """All outputs poisoned, one replay: every captured call must write all of its output, and the last
         set, which the first check did not see, must be right as well."""
-        truth = truth_of(operands[-1])
+        truth = self._judge.truth(operands[-1])
         for runner in self._runners:
 
             def replay_and_check(runner: _Runner = runner) -> None:
@@ -178,7 +180,8 @@ class Measurement:
                 runner.recording.replay()
                 self._gpu.wait()
                 for one in operands[:-1]:
-                    check_finite(one.out)
-                runner.errors = runner.errors.worst(check(operands[-1].out, truth, allowed))
+                    self._judge.check_written(one.out, truth)
+                last = self._judge.check(operands[-1].out, truth, allowed)
+                runner.errors = runner.errors.worst(last)
 
             self._attempt(runner, "final check", replay_and_check)

@@ -18,7 +18,7 @@ from cutegemm.config import GemmConfig
 from cutegemm.errors import ProblemError
 from cutegemm.scheduler import TileScheduler
 
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+Product = Callable[..., object]  # of a, b, out; of an epilogue's operands by name
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Ours:
         """Compiles the kernel."""
         gemm = compile_case(case, self.config)
 
-        def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
-            return gemm(a, b, out=out)
+        def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, **beside: Any) -> object:
+            return gemm(a, b, out=out, **beside)
 
         return Prepared(product, str(gemm.config))
 
@@ -84,6 +84,7 @@ class Ours:
 def compile_case(case: Case, config: Any = None, target: str | None = None) -> Any:
     """``cutegemm.compile`` for a case; ``config`` is a GemmConfig, a Variant or None."""
     import cutegemm
+    from cutegemm.epilogue.interpreted import Interpreted
 
     p = case.problem
     fixed = config if isinstance(config, Variant) else Variant(config)
@@ -94,6 +95,7 @@ def compile_case(case: Case, config: Any = None, target: str | None = None) -> A
         a_major=p.a_major,
         b_major=p.b_major,
         out_major=p.out_major,
+        epilogue=None if p.epilogue is None else Interpreted(p.epilogue),
         scheduler=fixed.scheduler,
         config=fixed.config,
         target=target,

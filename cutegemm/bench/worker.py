@@ -107,7 +107,9 @@ class Measure:
             send({"event": "step", "name": name, "step": step})
 
         ceilings = self.ceilings or find_ceilings(gpu)
-        implementations = [Cublas(), *our_variants(self.variants)]
+        # cuBLAS has no epilogues of ours.
+        peers = [Cublas()] if self.case.problem.epilogue is None else []
+        implementations = [*peers, *our_variants(self.variants)]
         result = Measurement(self.case, implementations, gpu, self.method, watch).run(ceilings)
         send({"event": "result", "result": result, "ceilings": ceilings})
         gpu.release()

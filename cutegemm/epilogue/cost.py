@@ -28,7 +28,8 @@ def cycles_per_element(epilogue: Epilogue | None) -> float:
         plain, special = plain + share * one, special + share * other
     # Each output beyond the first is converted and stored as the first is; reductions combine each element.
     plain += 2 * len(epilogue.further)
-    return plain / PLAIN_PER_CYCLE + special / SPECIAL_PER_CYCLE
+    # The special function unit works beside the others.
+    return max(plain / PLAIN_PER_CYCLE, special / SPECIAL_PER_CYCLE)
 
 
 def _nodes(graph: Graph) -> Iterator[tuple[Node, float]]:

@@ -4,7 +4,7 @@ On tensors they say what the fused code computes, in float32, which makes every 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -179,8 +179,14 @@ def random(x: Any, seed: Any, stream: int = 0) -> Any:
         column, row, batch = col_index(of), row_index(of), batch_index(of)
         key = number.number, batch.number, row.number, column.number
         return trace.add(Node("random", key, "float", column.node.width, stream))
-    key = hashed(torch.as_tensor(seed, device=x.device).long() ^ (GOLDEN * (stream + 1) & 0xFFFFFFFF))
-    for index in (batch_index(x), row_index(x), col_index(x)):
+    places = batch_index(x), row_index(x), col_index(x)
+    return random_at(torch.as_tensor(seed, device=x.device), stream, places)
+
+
+def random_at(seed: torch.Tensor, stream: int, places: Iterable[torch.Tensor]) -> torch.Tensor:
+    """``random`` by torch. places: numbers of batch, row and column, which broadcast against each other."""
+    key = hashed(seed.long() ^ (GOLDEN * (stream + 1) & 0xFFFFFFFF))
+    for index in places:
         key = hashed(key + index.long() * GOLDEN)
     return (key >> 8).float() * UNIT
 

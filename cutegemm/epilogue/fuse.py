@@ -28,7 +28,7 @@ class Fused:
         code = getattr(function, "__code__", None)
         if code is None or not inspect.isfunction(function):
             raise EpilogueError(f"{function!r} is no plain Python function; decorate a def with @epi.fuse")
-        self.function = function
+        self.function: Any = function
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
         self.kinds, self.defaults = _read_signature(function)
@@ -48,7 +48,10 @@ class Fused:
         a (M, K) or (L, M, K), b (K, N) or (L, K, N); operands as the fused call takes them, on one device.
         Returns the main output, or (main, {"name": further}). Raises OperandTypeError, ProblemError.
         """
-        accumulator = torch.matmul(a.float(), b.float())
+        return self.applied(torch.matmul(a.float(), b.float()), **operands)
+
+    def applied(self, accumulator: torch.Tensor, **operands: Any) -> Any:
+        """What the function makes of a product, float32 (M, N) or (L, M, N); otherwise as ``reference``."""
         prepared = {}
         for name, kind in self.kinds.items():
             if name not in operands and name not in self.defaults:

@@ -304,6 +304,7 @@ class StagedStore:
         row, column, batch = origin
         if plan.streamed:
             self._load_first(buffers, ahead.wanted, member, origin)
+        buffers = replace(buffers, outs=tuple(_found_here(pointer) for pointer in buffers.outs))
         self._share_columns(buffers, ahead, thread)
         totals = Totals(self.epilogue, self.matrices.outputs, 1, thread, self._sizes())
         for step in range(plan.store_steps):
@@ -312,11 +313,12 @@ class StagedStore:
             self._wait_for_buffers(thread, barrier, step)
             self._wait_for_pieces(buffers, turn, step)
             evaluation = self._evaluation(accumulators, buffers, ahead, thread, origin, step)
-            for output in self.epilogue.graph.outputs:
-                # All that is read of shared memory, for reductions too, before others may write it again.
-                evaluation.output(output)
+            # Each is put away before the next is computed: several would not fit the registers.
             for out, output, own in self._staged_outputs(buffers):
                 self._put(out, evaluation, output, own, thread, out.plan.chunks[piece][1], buffer)
+            for output in self.epilogue.reductions:
+                # What they read of shared memory is read before others may write it again.
+                evaluation.output(output)
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
             for out, output, own in self._staged_outputs(buffers):
@@ -520,6 +522,15 @@ def _repeated(values: Any, shape: tuple[int, int, int], stride: tuple[int, int, 
     fragment.store(values.reshape(fragment.shape))
     spread = cute.make_tensor(fragment.iterator, cute.make_layout(shape, stride=stride))
     return spread.load().reshape((cute.size(shape),))
+
+
+def _found_here(pointer: cute.Pointer) -> cute.Pointer:
+    """The same pointer, of which the compiler cannot know before the tile is there.
+
+    It would find every address of every output once for all tiles, and keep them in registers meanwhile.
+    """
+    address = cute.arch.make_warp_uniform(pointer.toint())
+    return cute.make_ptr(pointer.dtype, address, cute.AddressSpace.smem, assumed_align=pointer.alignment)
 
 
 @cute.jit
