@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from cutegemm.alignment import Alignment, paths_of
+from cutegemm.allocation import gpu_count
 from cutegemm.callrecord import Outcome
 from cutegemm.config import GemmConfig
 from cutegemm.epilogue.call import Call, Parts, ReadyCall, emulated_argument
@@ -21,7 +22,7 @@ from cutegemm.epilogue.operands import (
 )
 from cutegemm.epilogue.spec import Epilogue, scaled_size
 from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, ProblemError
-from cutegemm.gemm import MAX_KNOWN_LAUNCHES, Gemm, on_stream
+from cutegemm.gemm import MAX_KNOWN_LAUNCHES, REFUSALS, Gemm, on_stream
 from cutegemm.kernels import Fastest, Kernels
 from cutegemm.operands import OperandRule, check_grad, check_out, operand_rules, read_sizes
 from cutegemm.parts.limits import TMA_ALIGNMENT
@@ -51,6 +52,7 @@ class FusedGemm(Gemm):
         super().__init__(replace(problem, epilogue=bound), config, scheduler, target)
         self._kinds: dict[Epilogue, Kernels] = {bound: self._kernels}
         self._ready: dict[Any, ReadyCall] = {}
+        self._latest: ReadyCall | None = None  # where only operands can differ: tried before any look-up
         self._tensor_names = tuple(operand.name for operand in bound.operands if not operand.is_scalar)
 
     def __call__(
@@ -75,16 +77,21 @@ class FusedGemm(Gemm):
             with on_stream(stream, a):
                 return self(a, b, out=out, outputs=outputs, **operands)
         error: Exception | None = None
-        try:
-            ready = self._ready.get(self._call_key(a, b, out, operands)) if outputs is None else None
-            if ready is not None:
-                result = ready.run(a, b, out, operands)
+        latest = self._latest
+        if outputs is None:
+            try:
+                ready = latest or self._ready.get(self._call_key(a, b, out, operands))
+                result = None if ready is None else ready.run(a, b, out, operands)
                 if result is not None:
                     return result
-        except CutegemmError:
-            raise
-        except (LookupError, AttributeError, ValueError, TypeError, RuntimeError) as caught:
-            error = caught
+            except CutegemmError:
+                raise
+            except REFUSALS as caught:
+                error = caught
+            if latest is not None:
+                result = self._called_otherwise(latest, a, b, out, operands)
+                if result is not None:
+                    return result
         return self._first_call(a, b, (out, outputs or {}), operands, error)
 
     def emulate(
@@ -133,6 +140,25 @@ class FusedGemm(Gemm):
 
     # --- calling on a GPU ------------------------------------------------------------------------------
 
+    def _called_otherwise(self, tried: ReadyCall, a: Any, b: Any, out: Any, operands: dict[str, Any]) -> Any:
+        """Tries the kind of call these operands make, if it is known and another one than was tried."""
+        try:
+            ready = self._ready.get(self._call_key(a, b, out, operands))
+            if ready is None or ready is tried:
+                return None
+            result = ready.run(a, b, out, operands)
+        except REFUSALS:
+            return None  # the thorough checks come next, and say why
+        if result is not None:
+            self._latest = ready
+        return result
+
+    def _try_ready(self, key: Any, ready: ReadyCall) -> None:
+        """The next call of this kind is tried with this; any call, where sizes and GPU are fixed."""
+        self._ready[key] = ready
+        if self._static and gpu_count() == 1:
+            self._latest = ready
+
     def _first_call(
         self,
         a: Any,
@@ -151,13 +177,14 @@ class FusedGemm(Gemm):
         if launched != Outcome.LAUNCHED:
             raise error or DeviceError(f"the launch was refused: {Outcome(launched).name}")
         if a.shape[-1]:
-            self._ready[self._call_key(a, b, results[0], operands)] = ready
+            self._try_ready(self._call_key(a, b, results[0], operands), ready)
         return call.result
 
     def _prepared_call(self, call: Call) -> ReadyCall:
         if len(self._ready) >= MAX_KNOWN_LAUNCHES:
             self._ready.clear()
             self._prepared.clear()
+            self._latest = None
         a = call.tensors[0]
         kernels = self._kernels_for(call.epilogue)
         key = (a.get_device(), call.epilogue, call.sizes), call.paths
@@ -165,7 +192,7 @@ class FusedGemm(Gemm):
         if launch is None:
             launch = self._launch_among(kernels, call.sizes, a.get_device(), call.paths)
             self._prepared[key] = launch
-        return ReadyCall(self, call.epilogue, launch, self.fused.defaults)
+        return ReadyCall(self, call, launch)
 
     # --- checking and preparing ------------------------------------------------------------------------
 

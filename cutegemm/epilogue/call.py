@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from cutegemm.callrecord import Outcome
-from cutegemm.epilogue.graph import Output
+from cutegemm.epilogue.graph import FULL, Output
 from cutegemm.epilogue.operands import as_argument
 from cutegemm.epilogue.spec import Epilogue, Operand, scaled_size
+from cutegemm.gemm import LAUNCHED, Launch, outcome_word
 from cutegemm.operands import check_grad
 from cutegemm.parts.paths import ALIGNED, Paths
 from cutegemm.parts.plan import KernelPlan
 
 if TYPE_CHECKING:
     from cutegemm.fusedgemm import FusedGemm
-    from cutegemm.gemm import Launch
 
 
 @dataclass(frozen=True)
@@ -116,59 +115,93 @@ def emulated_argument(operand: Operand, given: Any, out_major: str) -> tuple[Any
 class ReadyCall:
     """A kind of call that was checked once: the repeated one costs what passing its tensors costs."""
 
-    def __init__(
-        self, gemm: "FusedGemm", epilogue: Epilogue, launch: "Launch", defaults: Mapping[str, float | int]
-    ) -> None:
-        self.gemm, self.epilogue, self.launch, self.defaults = gemm, epilogue, launch, defaults
-        record = launch.record
-        self.sizes = record.l, record.m, record.n, record.k
-        self._operands = tuple((operand, operand.name, operand.is_scalar) for operand in epilogue.operands)
+    def __init__(self, gemm: "FusedGemm", call: Call, launch: Launch) -> None:
+        """call: the first of its kind."""
+        self.gemm, self.epilogue, self.sizes, self.launch = gemm, call.epilogue, call.sizes, launch
+        defaults = gemm.fused.defaults
+        self._operands = tuple((one, one.name, defaults.get(one.name)) for one in call.epilogue.operands)
+        # What the compiled host code takes as it comes: pitches of matrices, one of which may be the output's
+        # own, and sizes of half or twice N.
+        self._pitches = tuple(
+            (one.name, call.operands[one.name].stride())
+            for one in call.epilogue.operands
+            if one.modes == "mn"
+        )
+        self._out_pitches = call.tensors[2].stride() if self._pitches else None
+        self._shapes = tuple(
+            (one.name, call.operands[one.name].shape)
+            for one in call.epilogue.operands
+            if not one.is_scalar and one.width != FULL
+        )
 
     def run(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: dict[str, Any]
     ) -> Any:
-        """The result; None if the host code refused the launch."""
-        epilogue, sizes = self.epilogue, self.sizes
-        if out is None:
-            out = self.launch.new_result()
-        if torch.is_grad_enabled():
-            check_grad(a, b, out)
-            for _, name, scalar in self._operands:
-                if not scalar:
-                    check_grad(operands[name], b, None)
-        further = self._allocated(a) if epilogue.further else {}
-        call = Call(epilogue, sizes, ALIGNED, (a, b, out), further, operands)
-        if self._launched(call, self.launch.record_address) != Outcome.LAUNCHED:
-            return None
-        return (out, further) if further else out
-
-    def launch_checked(self, call: Call) -> int:
-        """Launches a call that passed every check, the exact ones for overlap too; an Outcome."""
-        return self._launched(call, self.launch.disjoint_record_address)
-
-    def _launched(self, call: Call, record: int) -> int:
-        from cutegemm.gemm import outcome_word
-
+        """The result; None if this is another kind of call, or the host code refused the launch."""
         arguments: list[Any] = []
-        kept: list[Any] = []
-        for operand, name, scalar in self._operands:
-            given = call.operands.get(name)
+        kept: list[torch.Tensor] = []
+        given_names, tracked = 0, a.requires_grad or b.requires_grad
+        for operand, name, default in self._operands:
+            given: Any = operands.get(name)
             if given is None:
-                given = self.defaults[name]
-            if not scalar:
+                given = default
+            else:
+                given_names += 1
+            if operand.modes:
                 arguments.append(given)
-            elif type(given) is float or (type(given) is int):
+                tracked = tracked or given.requires_grad
+            elif type(given) is float or type(given) is int:
                 arguments += (given, 0)
             else:
                 arguments += as_argument(operand, given, kept)
-        parts = None
-        if call.further:
-            parts = Parts.of(self.epilogue, call.further, cast(KernelPlan, self.launch.plan), call.sizes)
-            arguments += parts.tensors
-        self.launch.function(*call.tensors, record, outcome_word.address, *arguments)
-        if parts is not None and outcome_word.word.value == Outcome.LAUNCHED:
+        if given_names != len(operands):
+            return None
+        for name, stride in self._pitches:
+            if operands[name].stride() != stride:
+                return None
+        if self._out_pitches is not None and out is not None and out.stride() != self._out_pitches:
+            return None
+        for name, shape in self._shapes:
+            if operands[name].shape != shape:
+                return None
+        result = self.launch.new_result() if out is None else out
+        if tracked or result.requires_grad:
+            self._check_grad(a, b, out, operands)
+        if self.epilogue.further:
+            further = self._allocated(a)
+            call = Call(self.epilogue, self.sizes, ALIGNED, (a, b, result), further, operands)
+            launched = self._launched(call, self.launch.record_address, arguments)
+            return (result, further) if launched == LAUNCHED else None
+        outcome, address = outcome_word.both
+        self.launch.function(a, b, result, self.launch.record_address, address, *arguments)
+        return result if outcome.value == LAUNCHED else None
+
+    def _check_grad(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, operands: dict[str, Any]
+    ) -> None:
+        check_grad(a, b, out)
+        for operand, name, _ in self._operands:
+            if operand.modes:
+                check_grad(operands[name], b, None)
+
+    def launch_checked(self, call: Call) -> int:
+        """Launches a call that passed every check, the exact ones for overlap too; an Outcome."""
+        arguments: list[Any] = []
+        kept: list[torch.Tensor] = []
+        for operand, name, _ in self._operands:
+            given = call.operands[name]
+            arguments += as_argument(operand, given, kept) if operand.is_scalar else (given,)
+        return self._launched(call, self.launch.disjoint_record_address, arguments)
+
+    def _launched(self, call: Call, record: int, arguments: list[Any]) -> int:
+        """An Outcome; reductions are finished."""
+        parts = Parts.of(self.epilogue, call.further, cast(KernelPlan, self.launch.plan), call.sizes)
+        outcome, address = outcome_word.both
+        self.launch.function(*call.tensors, record, address, *arguments, *parts.tensors)
+        launched = int(outcome.value)
+        if launched == LAUNCHED:
             parts.finish()
-        return int(outcome_word.word.value)
+        return launched
 
     def _allocated(self, a: torch.Tensor) -> dict[str, torch.Tensor]:
         problem = self.gemm.problem
