@@ -50,18 +50,20 @@ ESTIMATE_CALLS = 16
 BUILDERS = 12  # processes that compile at once
 BIG = (
     GemmConfig(128, 192, 64, 2, 1, 2, "pingpong"),
+    GemmConfig(192, 128, 64, 1, 2, 2, "pingpong"),
     GemmConfig(128, 176, 64, 2, 1, 2, "pingpong"),
-    GemmConfig(128, 160, 64, 2, 1, 2, "pingpong"),
-    GemmConfig(128, 192, 64, 1, 1, 2, "pingpong"),
+    GemmConfig(128, 128, 64, 2, 1, 2, "pingpong"),
     GemmConfig(128, 256, 64, 2, 1, 2, "cooperative"),
+    GemmConfig(256, 128, 64, 1, 2, 2, "cooperative"),
 )
 # For products of which each SM has a tile or two: nothing hides their epilogue.
 SMALL = (
     GemmConfig(64, 112, 128, 2, 1, 1, "cooperative"),
-    GemmConfig(64, 112, 128, 2, 1, 2, "cooperative"),
-    GemmConfig(64, 112, 128, 2, 1, 2, "pingpong"),
+    GemmConfig(64, 112, 64, 2, 1, 1, "cooperative"),
+    GemmConfig(64, 112, 64, 2, 1, 2, "cooperative"),
+    GemmConfig(64, 112, 64, 2, 1, 2, "pingpong"),
+    GemmConfig(64, 128, 64, 2, 1, 2, "cooperative"),
     GemmConfig(64, 128, 128, 2, 1, 2, "cooperative"),
-    GemmConfig(128, 112, 64, 1, 1, 2, "cooperative"),
 )
 SMALL_M = 256  # rows up to which the small ones are tried
 

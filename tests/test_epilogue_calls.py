@@ -14,6 +14,7 @@ from gpu_stand_ins import OnGpu, on_gpu, zeros
 
 import cutegemm
 from cutegemm import epilogue as epi
+from cutegemm import fusedgemm
 from cutegemm.callrecord import CallRecord, Outcome
 from cutegemm.errors import CutegemmError, DeviceError, OperandTypeError, ProblemError
 from cutegemm.fusedgemm import FusedGemm
@@ -29,9 +30,24 @@ def affine(acc: Any, bias: epi.Row, c: epi.Tile, scale: epi.Scalar = 1.0) -> Any
 Seen = list[tuple[Any, ...]]
 
 
-@pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> tuple[FusedGemm, Seen, Seen]:
+def refuse(kernels: Kernels, sizes: tuple[int, ...], bias: torch.Tensor, c: torch.Tensor) -> None:
+    """What the code around a compiled kernel refuses."""
+    for operand, tensor, shape in zip(
+        kernels.problem.epilogue.operands, (bias, c), (sizes[2:3], sizes[1:3]), strict=False
+    ):
+        if str(tensor.dtype) != f"torch.{operand.dtype}":
+            raise TypeError("Mismatched dtype")
+        if tuple(tensor.shape) != shape or not isinstance(tensor, OnGpu):
+            raise ValueError("Mismatched shape or device")
+        if operand.access == "staged" and (tensor.data_ptr() % 16 or tensor.stride(-1) != 1):
+            raise ValueError("Misaligned")
+
+
+@pytest.fixture(params=["sizes open", "sizes known"])
+def fused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[FusedGemm, Seen, Seen]:
     """A FusedGemm; what its launches were given behind the addresses; the launches prepared."""
+    monkeypatch.setattr(fusedgemm, "gpu_count", lambda: 1)
+    shape = (16, 24, 64) if request.param == "sizes known" else (None, None, None)
     given: Seen = []
     prepared: Seen = []
 
@@ -45,6 +61,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> tuple[FusedGemm, Seen, Seen]:
             bias, c, scale, address, x = extras
             if isinstance(scale, bool) or not isinstance(scale, int | float):
                 raise TypeError("Mismatched type on argument #7")
+            refuse(kernels, sizes, bias, c)
             asked = CallRecord.from_address(record)
             ctypes.c_int32.from_address(outcome).value = (
                 Outcome.LAUNCHED if (asked.m, asked.n) == tuple(out.shape) else Outcome.OTHER_SIZES
@@ -59,9 +76,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> tuple[FusedGemm, Seen, Seen]:
         return Launch(launch, *records, lambda: on_gpu(torch.empty(sizes[1:3]).bfloat16()))
 
     monkeypatch.setattr(FusedGemm, "_launch_among", prepare)
-    gemm: Any = cutegemm.compile(
-        (None, None, None), "bfloat16", epilogue=affine, config=SMALL, target="sm_90a"
-    )
+    gemm: Any = cutegemm.compile(shape, "bfloat16", epilogue=affine, config=SMALL, target="sm_90a")
     return gemm, given, prepared
 
 
@@ -115,7 +130,7 @@ def test_a_scalar_on_the_gpu_is_passed_by_address(fused: tuple[FusedGemm, Seen, 
 def test_other_dtypes_and_strides_have_kernels_of_their_own(fused: tuple[FusedGemm, Seen, Seen]) -> None:
     gemm, _, prepared = fused
     a, b = a_and_b()
-    kinds = [
+    kinds: list[dict[str, Any]] = [
         operands(),
         {**operands(), "bias": on_gpu(torch.randn(24).bfloat16())},
         {**operands(), "c": on_gpu(torch.randn(16, 24))},
@@ -156,6 +171,21 @@ def test_errors_before_and_after_a_good_call(
             calls[0]()
         good = operands()
         assert right(gemm(a, b, **good), a, b, **good)
+
+
+def test_weights_that_would_have_gradients_are_no_news_without_them(
+    fused: tuple[FusedGemm, Seen, Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gemm, _, _ = fused
+    a, b = a_and_b()
+    given = {**operands(), "scale": 1.0}
+    gemm(a, b, **given)
+    given["bias"].requires_grad_()
+    with pytest.raises(ProblemError, match="bias requires grad"):
+        gemm(a, b, **given)
+    monkeypatch.setattr(FusedGemm, "_checked", None)  # would fail if it were called
+    with torch.no_grad():
+        assert right(gemm(a, b, **given), a, b, **given)
 
 
 def test_a_given_out_and_given_outputs(fused: tuple[FusedGemm, Seen, Seen]) -> None:
