@@ -8,9 +8,13 @@ import torch
 from epilogue_checks import check, operands_for
 
 import cutegemm
-from cutegemm import GemmConfig
+from cutegemm import GemmConfig, GemmProblem
 from cutegemm.epilogue import library
+from cutegemm.epilogue.operands import default_epilogue
 from cutegemm.errors import ProblemError
+from cutegemm.heuristic import candidates
+from cutegemm.hopper.plan import SPLITS
+from cutegemm.parts.paths import ALIGNED
 
 EVERY = library.every()
 
@@ -78,3 +82,15 @@ def test_each_has_a_heuristic_choice(name: str) -> None:
     gemm = cutegemm.compile((4096, 4096, 4096), "bfloat16", epilogue=EVERY[name], target="sm_90a")
     assert gemm.config.stages is not None
     assert not gemm.config.swap_ab or not EVERY[name].epilogue.pairs
+
+
+@pytest.mark.parametrize("name", ["residual_rms", "with_row_amax", "swiglu", "swiglu_backward"])
+def test_what_an_epilogue_rules_out_is_no_candidate(name: str) -> None:
+    """Reductions with K split, and pairs of columns that a swap would part, are not even estimated."""
+    epilogue = default_epilogue(EVERY[name].epilogue, "bfloat16")
+    plans = candidates(GemmProblem(64, 512, 16384, epilogue=epilogue).kind(), ALIGNED, SPLITS).plans
+    assert plans
+    assert not epilogue.reductions or {plan.splits for plan in plans} == {1}
+    assert not epilogue.pairs or not any(plan.config.swap_ab for plan in plans)
+    assert epilogue.reductions or {plan.splits for plan in plans} == set(SPLITS)
+    assert epilogue.pairs or any(plan.config.swap_ab for plan in plans)
