@@ -17,7 +17,7 @@ from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import TileScheduler, default_order
 from cutegemm.scheduler.arithmetic import ceil_div
 from cutegemm.scheduler.identity import scheduler_identity
-from cutegemm.targets import builder, check_scheduler, plan
+from cutegemm.targets import builder, plan
 
 NOMINAL_SIZE = 4096  # of M and N where they are not known
 STREAM_CANDIDATES = 100  # of the heuristic's ranking, among which StreamK finds one it can be used with
@@ -91,8 +91,6 @@ class Kernels:
         scheduler: TileScheduler | None,
         target: str,
     ) -> None:
-        if scheduler is not None:
-            check_scheduler(target, scheduler)
         self.problem = problem
         self.config = config
         self.scheduler = scheduler

@@ -10,7 +10,6 @@ from cutegemm.hopper import plan as hopper
 from cutegemm.parts.paths import ALIGNED, Paths
 from cutegemm.parts.plan import KernelPlan
 from cutegemm.problem import GemmProblem
-from cutegemm.scheduler import TileScheduler
 
 _PLANS: dict[str, Callable[..., KernelPlan]] = {"sm_90a": hopper.plan, "sm_100a": blackwell.plan}
 _PACKAGES = {"sm_90a": "cutegemm.hopper", "sm_100a": "cutegemm.blackwell"}
@@ -32,12 +31,6 @@ def plan(
     Raises ConfigError naming the limit and the nearest legal value.
     """
     return _PLANS[target](config, problem, paths, splits, streamed)
-
-
-def check_scheduler(target: str, scheduler: TileScheduler) -> None:
-    """Raises ConfigError for a scheduler that no kernel of the target has, whatever its configuration."""
-    if target == "sm_100a":
-        blackwell.check_sharing(scheduler.streamed)
 
 
 def builder(target: str) -> Callable[..., dict[str, bytes]]:

@@ -16,12 +16,14 @@ import torch
 
 from cutegemm.callrecord import CallRecord
 from cutegemm.errors import ProblemError
+from cutegemm.parts.limits import WARPGROUP_THREADS
 from cutegemm.parts.plan import KernelPlan, counts_tasks
 from cutegemm.residency import loading_allowed
 from cutegemm.scheduler import TileScheduler
 
 QUEUE_COUNTERS = 2  # see parts/feed.py, QueueFeed
-SHARE_COUNTERS = 2  # see hopper/reduction.py, SharedTiles
+SHARE_COUNTERS = 2  # see parts/sharing.py
+SQUARE_BYTES = 16  # of four float32
 PARTS = 2  # parts of shared tiles a worker has at most
 SLAB_WORDS = 1 << 18  # counters for captured launches are cut from slabs of 1 MiB
 ALIGNMENT_WORDS = 4
@@ -58,7 +60,7 @@ def needs(scheduler: TileScheduler, plan: KernelPlan, resident: int, k: int) -> 
     shares = PARTS * workers * plan.cluster_ctas
     return Needs(
         shares * plan.warpgroups_per_tile * SHARE_COUNTERS,
-        shares * plan.config.tile_m * plan.config.tile_n * 4,
+        shares * plan.warpgroups_per_tile * plan.thread_squares * SQUARE_BYTES * WARPGROUP_THREADS,
     )
 
 

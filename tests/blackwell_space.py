@@ -23,17 +23,20 @@ from cutegemm.scheduler import (
     RowMajor,
     SplitK,
     Static,
+    StreamK,
     TileScheduler,
 )
 
 TARGET = "sm_100a"
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 NAMES = {BF16: "bfloat16", F16: "float16", F32: "float32"}
-MOST_ELEMENTS = 640  # along M or N, about; at least one whole cluster tile
+MOST_ELEMENTS = 450  # along M or N, about; at least one whole cluster tile
+LONG_STREAM = 24  # stages of K at most, with StreamK: of much fewer nothing is spared
 ORDERS = (RowMajor(), ColumnMajor(), GroupedM(2), GroupedN(3), Blocked(2, 2), Morton(), Hilbert())
 SHIFTS = (*((0, 0),) * 5, (1, 0), (0, 3), (5, 2))  # of A and B, from 16 bytes
 ASSIGNMENTS = (
     Persistent(), Persistent(), Static(), Dynamic(), Dynamic(2), SplitK(2), SplitK(4), SplitK(8),
+    StreamK(), StreamK(ordered=False),
 )  # fmt: skip
 
 
@@ -109,12 +112,18 @@ def drawn_kind(chance: random.Random) -> Kind:
             return kind
 
 
-def longest(config: GemmConfig) -> tuple[int, int, int]:
-    """Largest M, N and K drawn: three cluster tiles, or fewer if those are large."""
+def longest(kind: Kind) -> tuple[int, int, int]:
+    """Largest M, N and K drawn: three cluster tiles, or fewer if those are large.
+
+    Workers share tiles only where it spares them stages: there are fewer tiles then, and longer ones.
+    """
+    config, streamed = kind.config, kind.scheduler.streamed
     m = config.tile_m * config.cluster_m // config.mma_ctas
     n = config.tile_n * config.cluster_n
-    m, n = (max(size, min(3 * size, MOST_ELEMENTS)) for size in (m, n))
-    return (n, m, 4 * config.tile_k) if config.swap_ab else (m, n, 4 * config.tile_k)
+    tiles, stages = (2, LONG_STREAM) if streamed else (3, 4)
+    m, n = (max(size, min(tiles * size, MOST_ELEMENTS // (3 if streamed else 1))) for size in (m, n))
+    k = stages * config.tile_k
+    return (n, m, k) if config.swap_ab else (m, n, k)
 
 
 def units(case: Case) -> tuple[int, int]:
@@ -131,12 +140,29 @@ def judgeable(case: Case) -> Case:
     return replace(case, m=fewest)
 
 
-def drawn_cases(kind: Kind, chance: random.Random, count: int) -> Iterator[Case]:
-    """Sizes of single elements, of whole tiles, and anything in between."""
+@dataclass(frozen=True)
+class Trial:
+    """A case, and how it is emulated: see Circumstances."""
+
+    case: Case
+    seed: int | None
+    resident: int
+
+
+def drawn_trials(kind: Kind, chance: random.Random, count: int) -> Iterator[Trial]:
+    """Sizes of single elements, about a cluster tile, as large as they come, and anything in between."""
+    tile = longest(replace(kind, scheduler=TileScheduler()))
     for _ in range(count):
-        sizes = [
-            max(1, chance.choice((1, longest_ // unit, chance.randint(1, longest_ // unit)))) * unit
-            for longest_, unit in zip(longest(kind.config), (*units(kind.case), 1), strict=True)
-        ]
-        batch = None if kind.case.l is None else chance.randint(1, 3)
-        yield judgeable(replace(kind.case, m=sizes[0], n=sizes[1], k=sizes[2], l=batch))
+        sizes = []
+        for mode, unit in enumerate((*units(kind.case), 1)):
+            most, once = longest(kind)[mode], min(tile[mode], longest(kind)[mode]) // 3
+            size = chance.choice(
+                (1, most, chance.randint(1, most), chance.randint(1, most), once - 1, once + 1)
+            )
+            if mode == 2 and kind.scheduler.streamed:
+                size = chance.randint(most * 3 // 4, most)
+            sizes.append(max(1, min(size, most) // unit) * unit)
+        batch = None if kind.case.l is None else chance.randint(1, 2)
+        case = judgeable(replace(kind.case, m=sizes[0], n=sizes[1], k=sizes[2], l=batch))
+        resident = chance.randint(1, 7 if kind.scheduler.streamed else 4)
+        yield Trial(case, chance.choice((None, chance.randrange(2**31))), resident)

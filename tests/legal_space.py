@@ -14,10 +14,10 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from cutegemm import GemmConfig, GemmProblem
 from cutegemm.errors import ConfigError
@@ -313,17 +313,37 @@ def _serialisations(ptx: str, sass: str) -> Iterator[str]:
 # --- worker processes --------------------------------------------------------------------------------------
 
 
-class Worker:
-    """A process that compiles kernels one after the other; replaced when it dies or hangs."""
+class Examined(Protocol):
+    """What a worker can be given."""
 
-    def __init__(self, environment: dict[str, str], command: tuple[str, ...] = (sys.executable, __file__)):
+    def to_json(self) -> str:
+        """One line that tells the worker which it is, and is its name among the findings."""
+
+
+AnyExamined = TypeVar("AnyExamined", bound=Examined)
+
+
+class Worker:
+    """A process that examines kernels one after the other; replaced when it dies or hangs.
+
+    seconds: after which a kernel counts as hung; None: KERNEL_SECONDS
+    """
+
+    def __init__(
+        self,
+        environment: dict[str, str],
+        command: tuple[str, ...] = (sys.executable, __file__),
+        seconds: float | None = None,
+    ) -> None:
         self._environment = environment
         self._command = command
+        self._seconds = seconds
         self._process: subprocess.Popen[str] | None = None
         self._done = 0
 
-    def examine(self, kernel: Kernel) -> list[str]:
+    def examine(self, kernel: Examined) -> list[str]:
         """The violations of a kernel; what befell the compiler is one of them."""
+        seconds = self._seconds or KERNEL_SECONDS
         if self._process is None or self._done >= KERNELS_PER_WORKER:
             self.close()
             self._process = self._start()
@@ -334,7 +354,7 @@ class Worker:
         except BrokenPipeError:
             ready = True
         else:
-            ready = bool(select.select([process.stdout], [], [], KERNEL_SECONDS)[0])
+            ready = bool(select.select([process.stdout], [], [], seconds)[0])
         line = process.stdout.readline() if ready and process.stdout else ""
         if line.endswith("\n"):
             answer: list[str] = json.loads(line)
@@ -343,7 +363,7 @@ class Worker:
             process.kill()
         code = process.wait()
         self.close()
-        return [f"the compiler died with exit code {code}" if ready else f"no answer in {KERNEL_SECONDS} s"]
+        return [f"the compiler died with exit code {code}" if ready else f"no answer in {seconds} s"]
 
     def close(self) -> None:
         """Ends the process."""
@@ -364,6 +384,13 @@ class Worker:
         )
 
 
+def worker_environment(cache: Path | str) -> dict[str, str]:
+    """The environment of a compile worker: this package, a cache of its own."""
+    root = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "CUTEGEMM_CACHE_DIR": str(cache), "PYTHONPATH": path}
+
+
 class Findings:
     """Results of a long run, one JSON line a kernel, so that a run cut short goes on where it stopped."""
 
@@ -378,7 +405,7 @@ class Findings:
                 except (ValueError, KeyError):
                     continue  # the line a killed run was writing
 
-    def add(self, kernel: Kernel, found: list[str]) -> None:
+    def add(self, kernel: Examined, found: list[str]) -> None:
         """Keeps the result of one kernel."""
         self.known[kernel.to_json()] = found
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -387,11 +414,13 @@ class Findings:
 
 
 def examine_all(
-    kernels: list[Kernel], environment: dict[str, str], findings: Findings, seconds: float
-) -> Iterator[tuple[Kernel, list[str]]]:
-    """(kernel, violations) of each kernel, those known already first; stops after ``seconds``."""
+    kernels: list[AnyExamined], worker: Worker, findings: Findings, seconds: float
+) -> Iterator[tuple[AnyExamined, list[str]]]:
+    """(kernel, violations) of each kernel, those known already first; stops after ``seconds``.
+
+    The worker is closed at the end.
+    """
     end = time.monotonic() + seconds
-    worker = Worker(environment)
     try:
         for kernel in sorted(kernels, key=lambda one: one.to_json() not in findings.known):
             line = kernel.to_json()
@@ -404,7 +433,27 @@ def examine_all(
         worker.close()
 
 
-def _serve() -> None:
+def report_all(
+    kernels: list[AnyExamined], worker: Worker, findings: Findings, seconds: float
+) -> tuple[int, list[str]]:
+    """examine_all under a progress bar, what is wrong above it: (kernels examined, what is wrong)."""
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    bad, done = [], 0
+    columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns) as progress:
+        task = progress.add_task("kernels", total=len(kernels))
+        for kernel, found in examine_all(kernels, worker, findings, seconds):
+            done += 1
+            progress.advance(task)
+            if found:
+                bad.append(f"{kernel}: {'; '.join(found)}")
+                progress.console.print(bad[-1])
+    return done, bad
+
+
+def serve(violations: Callable[[str], list[str]]) -> None:
+    """A worker's part: answers lines of ``to_json`` with what ``violations`` finds, as JSON."""
     from cutegemm.cache import default_cache
 
     # Whatever the compiler prints must not be mistaken for an answer.
@@ -412,7 +461,7 @@ def _serve() -> None:
     os.dup2(2, 1)
     for number, line in enumerate(sys.stdin, 1):
         try:
-            found = violations(Kernel.from_json(line))
+            found = violations(line)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
             found = [f"{type(error).__name__}: {error}"]
         answers.write(json.dumps(found) + "\n")
@@ -422,4 +471,4 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    serve(lambda line: violations(Kernel.from_json(line)))

@@ -1,15 +1,19 @@
 """The sm_100a kernel in the emulator, every check on: whatever is legal is right, whoever runs first.
 
 The kernels are few, so that little is compiled; sizes, clusters at a time and orders of execution are drawn.
-With CUTEGEMM_BLACKWELL_CASES=2000 kernels are drawn too, and so many cases run in all.
+With CUTEGEMM_BLACKWELL_CASES=2000 so many cases of drawn kernels run, half an hour of a CPU; a run that is
+cut short, or ended by CUTEGEMM_BLACKWELL_SECONDS, goes on where it stopped.
 """
 
 import itertools
 import os
 import random
+import tempfile
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
+import blackwell_trials
 import pytest
 from blackwell_space import (
     ASSIGNMENTS,
@@ -19,26 +23,39 @@ from blackwell_space import (
     SHIFTS,
     TARGET,
     Kind,
-    drawn_cases,
     drawn_kind,
+    drawn_trials,
     judgeable,
     longest,
     pair,
     units,
 )
+from blackwell_trials import TRIALS, DrawnKernel, trial_worker
 from emulation import gemm_of, judged
 from gpu_checks import Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from legal_space import Findings, report_all, worker_environment
 
 from cutegemm import GemmConfig
 from cutegemm.blackwell.plan import CLUSTER_M, CLUSTER_N, TILE_M
+from cutegemm.fingerprint import source_hash
 from cutegemm.gemm import Gemm
-from cutegemm.scheduler import Blocked, Dynamic, GroupedN, Hilbert, Morton, SplitK, Static, TileScheduler
+from cutegemm.scheduler import (
+    Blocked,
+    Dynamic,
+    GroupedN,
+    Hilbert,
+    Morton,
+    SplitK,
+    Static,
+    StreamK,
+    TileScheduler,
+)
 
 EXAMPLES = 7  # of each listed kernel: some 200 in all
+DRAWN_KERNELS, CASES_EACH = 5, 2  # in every run
 LONG_RUN = int(os.environ.get("CUTEGEMM_BLACKWELL_CASES", "0"))
-DRAWN_KERNELS, CASES_EACH = (-(-LONG_RUN // 4), 4) if LONG_RUN else (5, 2)
 
 KINDS = {
     "128x128": Kind(GemmConfig(128, 128)),
@@ -75,6 +92,11 @@ KINDS = {
         GemmConfig(64, 72), Case(0, 0, 0, l=0, out_dtype=F32, out_major="m"),
         TileScheduler(assignment=SplitK(8)),
     ),
+    "stream": Kind(GemmConfig(128, 96), Case(0, 0, 0, out_shift=1), TileScheduler(assignment=StreamK())),
+    "pairs, stream": Kind(
+        pair(128, 96, cluster_m=4), Case(0, 0, 0, out_major="m"),
+        TileScheduler(GroupedN(2), StreamK(ordered=False)),
+    ),
     "pair, direct store": Kind(pair(128, 160), Case(0, 0, 0, out_shift=1), TileScheduler(Blocked(2, 2))),
     "pair, direct store, m-major": Kind(pair(256, 96), Case(0, 0, 0, out_shift=1, out_major="m")),
     "off 16 bytes": Kind(GemmConfig(128, 96), Case(0, 0, 0, l=0, shifts=(1, 3))),
@@ -102,7 +124,7 @@ def gemm(name: str) -> Gemm:
 def cases(draw: st.DrawFn, kind: Kind) -> Case:
     """Sizes up to a few tiles each way, ragged or whole."""
     sizes = []
-    for longest_, unit in zip(longest(kind.config), (*units(kind.case), 1), strict=True):
+    for longest_, unit in zip(longest(kind), (*units(kind.case), 1), strict=True):
         sizes.append(draw(st.integers(1, longest_ // unit)) * unit)
     batch = None if kind.case.l is None else draw(st.integers(1, 3))
     return judgeable(replace(kind.case, m=sizes[0], n=sizes[1], k=sizes[2], l=batch))
@@ -126,9 +148,39 @@ def test_any_kernel_is_right(number: int) -> None:
     chance = random.Random(number)
     kind = drawn_kind(chance)
     found = gemm_of(kind.case, kind.config, kind.scheduler, TARGET)
-    for case in drawn_cases(kind, chance, CASES_EACH):
-        seed = chance.choice((None, chance.randrange(2**31)))
-        judged(found, case, seed=seed, resident=chance.randint(1, 4), check=True)
+    for trial in drawn_trials(kind, chance, CASES_EACH):
+        judged(found, trial.case, seed=trial.seed, resident=trial.resident, check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.skipif(not LONG_RUN, reason="half an hour; set CUTEGEMM_BLACKWELL_CASES=2000")
+def test_many_kernels_are_right(capfd: pytest.CaptureFixture[str]) -> None:
+    import platformdirs
+
+    folder = Path(platformdirs.user_cache_dir("cutegemm")) / "blackwell-trials"
+    findings = Findings(folder / f"{source_hash()[:16]}.jsonl")
+    seconds = float(os.environ.get("CUTEGEMM_BLACKWELL_SECONDS", "inf"))
+    kernels = [DrawnKernel(number) for number in range(-(-LONG_RUN // TRIALS))]
+    with tempfile.TemporaryDirectory() as cache, capfd.disabled():
+        done, bad = report_all(kernels, trial_worker(worker_environment(cache)), findings, seconds)
+    assert not bad, f"{len(bad)} of {done} kernels (see {findings.path}):\n" + "\n".join(bad)
+
+
+def test_what_is_wrong_with_a_drawn_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trial's own complaint, and the others are made all the same."""
+    made = []
+
+    def wrong_at_times(gemm: Gemm, case: Case, **circumstances: object) -> None:
+        made.append(case)
+        if len(made) == 2:
+            raise AssertionError("elements are NaN")
+
+    monkeypatch.setattr(blackwell_trials, "judged", wrong_at_times)
+    (found,) = DrawnKernel.from_json(DrawnKernel(3).to_json()).complaints()
+    assert len(made) == TRIALS
+    assert "AssertionError: elements are NaN" in found
+    assert f"m={made[1].m}, n={made[1].n}, k={made[1].k}" in found
 
 
 def test_every_family_is_drawn_in_a_long_run() -> None:

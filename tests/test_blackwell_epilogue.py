@@ -21,7 +21,7 @@ from cutegemm import GemmConfig
 from cutegemm import epilogue as epi
 from cutegemm.emulator import Emulation
 from cutegemm.errors import ConfigError
-from cutegemm.scheduler import Dynamic, SplitK, TileScheduler
+from cutegemm.scheduler import Dynamic, SplitK, StreamK, TileScheduler
 
 TARGET = "sm_100a"
 SMALL = GemmConfig(64, 64, consumers=1)
@@ -115,6 +115,20 @@ def test_reductions_of_batches_and_work_from_the_hardware() -> None:
     bias[7] = float("nan")
     config = GemmConfig(64, 32, consumers=1, cluster_n=2)
     run(reduced, (2, 72, 56, 64), {"bias": bias}, config=config, scheduler=scheduler, out_major="m")
+
+
+def test_shared_tiles_pass_through_the_epilogue_once() -> None:
+    scheduler = TileScheduler(assignment=StreamK())
+    sharing = {**CAREFUL, "resident": 5}
+    for config in (GemmConfig(128, 64), FOLDED.with_(tile_n=64, swap_ab=True)):
+        run(
+            reduced,
+            (72, 56, 2560),
+            {"bias": rand(56)},
+            config=config,
+            scheduler=scheduler,
+            circumstances=sharing,
+        )
 
 
 def test_reductions_have_the_same_bits_in_every_order() -> None:

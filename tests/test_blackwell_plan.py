@@ -46,11 +46,6 @@ def test_illegal_configurations_are_refused_with_the_nearest_legal_value(
         plan(config, problem)
 
 
-def test_parts_are_not_added_through_global_memory() -> None:
-    with pytest.raises(ConfigError, match=r"StreamK: sm_100a .* use SplitK, Persistent, Static or Dynamic"):
-        plan(GemmConfig(128, 128), BF16, streamed=True)
-
-
 @pytest.mark.parametrize(
     ("config", "splits", "said"),
     [

@@ -1,14 +1,16 @@
 """sm_100a kernels under every schedule, and that a tile's epilogue runs under the next tile's MMAs."""
 
+from collections import Counter
+
 import pytest
 import torch
-from emulation import gemm_of, judged
+from emulation import gemm_of, judged, replaced, with_ptx
 from gpu_checks import Case, Operands
 
 from cutegemm import GemmConfig
-from cutegemm.emulator import Emulation
+from cutegemm.emulator import Emulation, EmulationError
+from cutegemm.emulator.product import Circumstances
 from cutegemm.emulator.timeline import division_of, lanes
-from cutegemm.errors import ConfigError
 from cutegemm.scheduler import (
     Blocked,
     ColumnMajor,
@@ -98,11 +100,67 @@ def test_ctas_of_a_cluster_share_a_tiles_k(splits: int, config: GemmConfig) -> N
         run(config, Case(136, 152, k, out_dtype=torch.float32), scheduler, resident=1, seed=k)
 
 
-def test_parts_through_global_memory_are_refused_by_name() -> None:
+def two_cluster_tiles(config: GemmConfig, k: int) -> Case:
+    """One below the other, the lower one with few rows."""
+    rows = config.tile_m * config.cluster_m // config.mma_ctas
+    return Case(rows + 8, config.tile_n * config.cluster_n - 8, k, out_dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("ordered", [True, False])
+def test_workers_share_tiles_through_global_memory(name: str, ordered: bool) -> None:
+    """Of 40 stages each two tiles are cut among 7 workers: four have a part of each, one a part of both."""
+    config, workers, stages = CONFIGS[name], 7, 40
+    scheduler = TileScheduler(assignment=StreamK(ordered=ordered))
+    case = two_cluster_tiles(config, 64 * stages - 8)
+    result = run(config, case, scheduler, resident=workers, seed=7)
+    ctas = config.cluster_size
+    done = Counter(event.cta // ctas for event in result.trace.events if event.kind == "mma")
+    leaders = ctas // config.mma_ctas
+    assert sorted(done.values()) == [11 * leaders] * 4 + [12 * leaders] * 3
+
+
+def test_whole_tiles_come_first_and_then_shared_ones() -> None:
     scheduler = TileScheduler(assignment=StreamK())
-    for config in (None, ONE_CTA):
-        with pytest.raises(ConfigError, match=r"^StreamK: sm_100a .* use SplitK, Persistent, Static or Dyn"):
-            gemm_of(Case(64, 64, 64), config, scheduler, TARGET)  # type: ignore[arg-type]
+    for config in (ONE_CTA, PAIR.with_(tile_n=32)):
+        case = Case(5 * config.tile_m, config.tile_n, 32 * 64, l=2)
+        run(config, case, scheduler, resident=3, seed=2)
+
+
+@pytest.mark.parametrize("name", ["one CTA", "pairs 4x2"])
+def test_shared_tiles_have_the_same_bits_whoever_is_last(name: str) -> None:
+    config = CONFIGS[name]
+    case = two_cluster_tiles(config, 40 * 64)
+    gemm = gemm_of(case, config, TileScheduler(assignment=StreamK()), TARGET)
+    results = []
+    for seed in (None, 1, 2):
+        operands = Operands.make(case, "cpu", seed=1)
+        tensors = (operands.a.tensor, operands.b.tensor)
+        gemm.emulate(*tensors, out=operands.out.tensor, seed=seed, resident=7)
+        results.append(operands.out.tensor.clone())
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "new", "said"),
+    [
+        (r"(atom\.global\.add\.u32 \s*\S+ \S+) 1;", r"\1 0;", "counters"),
+        (r"st\.global\.v2\.b32 \s*\[\S+\], \{0, 0\};", "", "counters"),
+    ],
+    ids=["everybody believes to be the first", "counters are not cleared"],
+)
+def test_a_planted_fault_among_workers_that_share_is_found(pattern: str, new: str, said: str) -> None:
+    case = two_cluster_tiles(ONE_CTA, 40 * 64)
+    gemm = gemm_of(case, ONE_CTA, TileScheduler(assignment=StreamK()), TARGET)
+    ptx = replaced(gemm.ptx, pattern, new)
+    with pytest.raises(EmulationError, match=said):
+        with_ptx(gemm, case, ptx, Circumstances(check=True, seed=2, resident=7))
+
+
+def test_streams_get_a_configuration_whose_registers_hold_the_parts() -> None:
+    scheduler = TileScheduler(assignment=StreamK())
+    gemm = gemm_of(Case(64, 64, 64), None, scheduler, TARGET)  # type: ignore[arg-type]
+    assert gemm.resources.spills == 0
 
 
 def test_a_scheduler_that_splits_k_gets_a_configuration_that_can() -> None:

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import legal_space
 import pytest
-from legal_space import Findings, Kernel, Worker, examine_all, multicast_of_loads
+from legal_space import (
+    Findings,
+    Kernel,
+    Worker,
+    examine_all,
+    multicast_of_loads,
+    report_all,
+    worker_environment,
+)
 
 from cutegemm import GemmConfig, GemmProblem
 from cutegemm.cache import cache_dir
@@ -22,13 +30,6 @@ SEED = 7
 SAMPLE = 32
 FULL = os.environ.get("CUTEGEMM_FULL_SPACE", "0") not in ("", "0")
 PART = 1 if FULL else 8  # one in so many of all combinations is looked at
-
-
-def worker_environment(cache: Path | str) -> dict[str, str]:
-    """The environment of a compile worker: this package, a cache of its own."""
-    root = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "CUTEGEMM_CACHE_DIR": str(cache), "PYTHONPATH": path}
 
 
 @pytest.fixture(scope="module")
@@ -81,24 +82,14 @@ def test_sampled_kernel(number: int, sampled: list[Kernel], worker: Worker) -> N
 @pytest.mark.skipif(not FULL, reason="hours; set CUTEGEMM_FULL_SPACE=1")
 def test_full_space(space: list[Kernel], capfd: pytest.CaptureFixture[str]) -> None:
     import platformdirs
-    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
     folder = Path(platformdirs.user_cache_dir("cutegemm")) / "legal-space"
     findings = Findings(folder / f"{source_hash()[:16]}.jsonl")
     seconds = float(os.environ.get("CUTEGEMM_FULL_SPACE_SECONDS", "inf"))
     # A fixed shuffle: a run cut short has seen a bit of everything.
     kernels = legal_space.sample(space, SEED, len(space))
-    bad, done = [], 0
     with tempfile.TemporaryDirectory() as cache, capfd.disabled():
-        columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns) as progress:
-            task = progress.add_task("kernels", total=len(kernels))
-            for kernel, found in examine_all(kernels, worker_environment(cache), findings, seconds):
-                done += 1
-                progress.advance(task)
-                if found:
-                    bad.append(f"{kernel}: {'; '.join(found)}")
-                    progress.console.print(bad[-1])
+        done, bad = report_all(kernels, Worker(worker_environment(cache)), findings, seconds)
     assert not bad, f"{len(bad)} of {done} kernels (see {findings.path}):\n" + "\n".join(bad)
 
 
@@ -173,6 +164,5 @@ def test_findings_go_on_where_they_stopped(tmp_path: Path) -> None:
     findings = Findings(path)
     assert findings.known == {SMALL.to_json(): ["spills 8 bytes"]}
     # Known already: no worker is needed, no time either.
-    assert list(examine_all([SMALL], worker_environment(tmp_path), findings, 0)) == [
-        (SMALL, ["spills 8 bytes"])
-    ]
+    worker = Worker(worker_environment(tmp_path))
+    assert list(examine_all([SMALL], worker, findings, 0)) == [(SMALL, ["spills 8 bytes"])]

@@ -10,6 +10,7 @@
     store.py      results to global memory by TMA
     direct.py     the same element by element, for outputs TMA cannot store
     fused.py      what an epilogue makes of results on their way
+    reduction.py  who stores a tile whose K several workers share
     split.py      the same after adding the sums of CTAs that share a tile's K
     feed.py       whose work is what: tasks handed out by the hardware
     launch_control.py   what asks for them

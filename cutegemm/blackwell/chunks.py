@@ -67,8 +67,8 @@ class ChunkedStore:
 
     def _read(self, result: Result, piece: tuple) -> cute.Tensor:
         """A chunk in registers; with the warpgroup's last one the accumulator is given back."""
-        _, first, width, _, last = piece
-        values = result.read(first, width)
+        _, first, width, step, last = piece
+        values = result.read(first, width, step)
         if last:
             result.release()
         return values

@@ -19,6 +19,7 @@ from cutegemm.blackwell.layouts import make_layouts
 from cutegemm.blackwell.mainloop import Tcgen05Mainloop
 from cutegemm.blackwell.plan import BlackwellPlan
 from cutegemm.blackwell.producer import make_loader, make_producer
+from cutegemm.blackwell.reduction import Reduction, make_reduction
 from cutegemm.blackwell.results import (
     RESULT_BARRIERS,
     Result,
@@ -58,6 +59,7 @@ class Shared:
     result_barriers: cute.Pointer
     tmem: cute.Pointer
     feed: Feed
+    reduction: Reduction
     stages: tuple[cute.Tensor, cute.Tensor]
     buffers: Any
 
@@ -220,6 +222,7 @@ class BlackwellGemm:
         barriers = smem.allocate_array(cutlass.Int64, in_all)
         tmem = smem.allocate_array(Int32, 1)
         feed = make_feed(self.scheduler, plan, smem, grid, place)
+        reduction = make_reduction(self.scheduler, plan, self.problem, feed, (smem, grid, place))
         dtype = CUTE_DTYPES[self.problem.a_dtype]
         sA, sB = (
             smem.allocate_tensor(dtype, layout.outer, ALIGNMENT, swizzle=layout.inner) for layout in staged
@@ -229,7 +232,7 @@ class BlackwellGemm:
         if plan.padding_bytes:
             smem.allocate(plan.padding_bytes)
         ring = make_ring(barriers, plan, place)
-        return Shared(ring, staging, barriers + of_results, tmem, feed, (sA, sB), buffers)
+        return Shared(ring, staging, barriers + of_results, tmem, feed, reduction, (sA, sB), buffers)
 
     @cute.jit
     def _set_up(self, store: Store, shared: Shared, role: Int32) -> None:
@@ -377,7 +380,8 @@ class BlackwellGemm:
             m, n, batch = self._tile(position.task, grid, place)
             origin = (m * plan.config.tile_m + rows_down, n * plan.config.tile_n, batch)
             results.wait_ready(cursor)
-            store.store(Result(results, cursor, member.thread), buffers, member, origin)
+            result = Result(results, cursor, member.thread)
+            shared.reduction.store(store, result, feed.span(position), buffers, member, origin)
             cursor = results.advanced(cursor)
             position = feed.next(position)
         store.drain(buffers, member, cursor)

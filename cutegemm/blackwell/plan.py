@@ -177,6 +177,10 @@ class BlackwellPlan:
         widths = [width for _, width in self.chunks[consumer :: self.config.consumers]]
         return self.windows * sum(widths) // 8
 
+    def squares_before(self, step: int) -> int:
+        """Of them those in chunks of earlier steps, which are all of full width."""
+        return step * self.windows * self.chunks[0][1] // 8
+
     def pending_stores(self, step: int) -> int:
         """How many of a warpgroup's latest stores may still be reading when it fills the buffer of ``step``.
 
@@ -208,10 +212,9 @@ def plan(
     paths     how A and B, as the kernel sees them, are loaded and D is stored
     splits    CTAs of a cluster that share one tile's K and reduce their sums in shared memory; with more than
               one, the store is direct
-    streamed  whether workers add parts of tiles through global memory (StreamK), which these kernels do not
+    streamed  whether workers add parts of tiles through global memory (StreamK); no plan depends on it
     Raises ConfigError naming the limit and the nearest legal value.
     """
-    check_sharing(streamed)
     if problem.epilogue is not None:
         check_epilogue(problem.epilogue, splits)
     _check_shape(config)
@@ -250,15 +253,6 @@ def plan(
 def stores_by_tma(store: StorePath, problem: GemmProblem) -> bool:
     """Whether results go through shared memory: not where an epilogue makes D narrower or wider."""
     return store == "tma" and (problem.epilogue is None or problem.epilogue.width == FULL)
-
-
-def check_sharing(streamed: bool) -> None:
-    """Raises ConfigError where workers would share a tile's K through global memory (StreamK)."""
-    if streamed:
-        raise ConfigError(
-            "StreamK: sm_100a kernels do not add parts of tiles through global memory; "
-            "use SplitK, Persistent, Static or Dynamic"
-        )
 
 
 def _check_split(config: GemmConfig, splits: int) -> None:

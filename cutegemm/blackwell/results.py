@@ -123,18 +123,24 @@ class Result:
     cursor: StageCursor
     thread: Int32
 
-    def read(self, first: Int32, width: int) -> cute.Tensor:
+    def read(self, first: Int32, width: int, step: int) -> cute.Tensor:
         """Columns first .. first + width - 1 of the accumulator, float32 in registers; complete on return.
 
+        step: the warpgroup's how manieth chunk of the tile it is
         (square, 16-row window, 8-column group), in the order of the coordinates of ``piece_copy``.
         """
         piece = self._piece(first, width)
         thread_copy = piece_copy(self.ring, width).get_slice(self.thread)
-        shape = thread_copy.partition_D(piece_coordinates(self.ring.plan, width)).shape
-        values = cute.make_rmem_tensor(shape, cutlass.Float32)
+        values = self.registers(width)
         cute.copy(piece_copy(self.ring, width), thread_copy.partition_S(piece), values)
         cute.arch.fence_view_async_tmem_load()
         return values
+
+    def registers(self, width: int) -> cute.Tensor:
+        """Room for what ``read`` returns."""
+        thread_copy = piece_copy(self.ring, width).get_slice(self.thread)
+        shape = thread_copy.partition_D(piece_coordinates(self.ring.plan, width)).shape
+        return cute.make_rmem_tensor(shape, cutlass.Float32)
 
     def release(self) -> None:
         """See ResultRing.release."""

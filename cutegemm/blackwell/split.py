@@ -89,7 +89,7 @@ class SplitStore(ChunkedStore):
         _, _, width, step, _ = piece
         values = self._read(result, piece)
         own = self._sums(buffers.partials)
-        before = step * self.plan.windows * self.plan.chunks[0][1] // 8
+        before = self.plan.squares_before(step)
         for i, (number, _, _) in enumerate(piece_squares(self.plan, width)):
             square = cute.make_rmem_tensor(SQUARE, Float32)
             for j in range(SQUARE):

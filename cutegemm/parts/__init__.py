@@ -13,6 +13,7 @@
     realign.py   their loads, and the warps that shift them into place
     build.py     a plan compiled
     meeting.py   where a cluster's warps wait for each other
+    sharing.py   tiles whose K several workers share: who has which part, and how they meet
     squares.py   elements of accumulators to global memory, one by one
 
 Nothing here knows torch. Every module but limits.py, lines.py, paths.py and plan.py imports the compiler.
