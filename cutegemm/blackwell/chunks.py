@@ -69,8 +69,7 @@ class ChunkedStore:
         """A chunk in registers; with the warpgroup's last one the accumulator is given back."""
         _, first, width, step, last = piece
         values = result.read(first, width, step)
-        if last:
-            result.release()
+        _release_if(last, result)
         return values
 
     def _chunk(self, result: Result, buffers: Any, member: Member, piece: tuple) -> None:
@@ -79,3 +78,35 @@ class ChunkedStore:
 
     def _end_step(self, member: Member) -> None:
         """Called after every step, whether this warpgroup had a chunk in it or not."""
+
+
+@dataclass(frozen=True)
+class RolledStore(ChunkedStore):
+    """The same with steps that do not depend on their number: as a loop of the machine's.
+
+    Unrolled, the assembler begins with later chunks while it has the registers, and with more than it has.
+    """
+
+    @cute.jit
+    def leave(self, result: Result, buffers: Any, member: Member, origin: tuple) -> None:
+        """See ChunkedStore.leave."""
+        plan = self.plan
+        consumers, (_, widest) = plan.config.consumers, plan.chunks[0]
+        for step in cutlass.range(plan.full_steps, unroll=1):
+            first = (step * consumers + member.consumer) * widest
+            self._chunk(result, buffers, member, (origin, first, widest, step, step == plan.store_steps - 1))
+        if cutlass.const_expr(plan.full_steps < plan.store_steps):
+            turn = plan.chunks[plan.full_steps * consumers :]
+            for consumer in cutlass.range_constexpr(consumers):
+                if member.consumer == consumer:
+                    if cutlass.const_expr(consumer < len(turn)):
+                        piece = (origin, *turn[consumer], plan.full_steps, True)
+                        self._chunk(result, buffers, member, piece)
+                    else:
+                        result.release()
+
+
+@cute.jit
+def _release_if(last: Any, result: Result) -> None:
+    if last:
+        result.release()

@@ -10,14 +10,14 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Int32
 
-from cutegemm.blackwell.chunks import ChunkedStore, Member
+from cutegemm.blackwell.chunks import Member, RolledStore
 from cutegemm.blackwell.fused import PlainSquares
 from cutegemm.blackwell.results import Result, first_place, piece_squares
 from cutegemm.parts.ring import StageCursor
 
 
 @dataclass(frozen=True)
-class DirectStore(ChunkedStore):
+class DirectStore(RolledStore):
     """Chunks straight from registers. mD_mnl is the output itself, (M, N, L)."""
 
     mD_mnl: cute.Tensor

@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from cutegemm.blackwell.chunks import ChunkedStore, Member
+from cutegemm.blackwell.chunks import Member, RolledStore
 from cutegemm.blackwell.plan import BlackwellPlan
 from cutegemm.blackwell.results import Result, first_place, piece_squares
 from cutegemm.blackwell.store import TmaStore
@@ -173,7 +173,7 @@ class FusedTmaStore(TmaStore):
 
 
 @dataclass(frozen=True)
-class FusedDirectStore(ChunkedStore):
+class FusedDirectStore(RolledStore):
     """An epilogue's main output element by element. mD_mnl is that output, (M, N, L)."""
 
     mD_mnl: cute.Tensor

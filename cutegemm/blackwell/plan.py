@@ -5,6 +5,7 @@ the plan that comes out, and the heuristic asks the same function.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cutegemm.config import GemmConfig, check_one_of
 from cutegemm.epilogue.graph import FULL
@@ -145,6 +146,12 @@ class BlackwellPlan:
         return -(-len(self.chunks) // self.config.consumers)
 
     @property
+    def full_steps(self) -> int:
+        """Of them those in which every warpgroup has a chunk of full width: all, or all but the last."""
+        widest = self.chunks[0][1]
+        return sum(width == widest for _, width in self.chunks) // self.config.consumers
+
+    @property
     def windows(self) -> int:
         """16-row parts of a chunk that one warp reads."""
         return 1 if self.config.tile_m == 64 else 2
@@ -177,8 +184,8 @@ class BlackwellPlan:
         widths = [width for _, width in self.chunks[consumer :: self.config.consumers]]
         return self.windows * sum(widths) // 8
 
-    def squares_before(self, step: int) -> int:
-        """Of them those in chunks of earlier steps, which are all of full width."""
+    def squares_before(self, step: Any) -> Any:
+        """Of them those in chunks of earlier steps, all of full width; of a number of Python's or a kernel's."""
         return step * self.windows * self.chunks[0][1] // 8
 
     def pending_stores(self, step: int) -> int:

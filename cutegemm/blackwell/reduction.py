@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from cutegemm.blackwell.chunks import ChunkedStore, Member
+from cutegemm.blackwell.chunks import Member, RolledStore
 from cutegemm.blackwell.plan import BlackwellPlan
 from cutegemm.blackwell.results import Result, piece_squares
 from cutegemm.blackwell.store import STORE_BARRIER
@@ -53,7 +53,7 @@ class SharedResult(Result):
     parts: Int32
     ordered: cutlass.Constexpr[bool]
 
-    def read(self, first: Int32, width: int, step: int) -> cute.Tensor:
+    def read(self, first: Int32, width: int, step: Any) -> cute.Tensor:
         """See Result.read."""
         if not self.ordered:
             values = Result.read(self, first, width, step)
@@ -65,9 +65,7 @@ class SharedResult(Result):
         return values
 
     @cute.jit
-    def _add_others(
-        self, values: cute.Tensor, width: cutlass.Constexpr[int], step: cutlass.Constexpr[int]
-    ) -> None:
+    def _add_others(self, values: cute.Tensor, width: cutlass.Constexpr[int], step: Any) -> None:
         for part in cutlass.range(self.parts, unroll=1):
             if self.first + part != self.sharing.worker:
                 self._add_part(values, part, width, step)
@@ -78,7 +76,7 @@ class SharedResult(Result):
         values: cute.Tensor,
         first: Int32,
         width: cutlass.Constexpr[int],
-        step: cutlass.Constexpr[int],
+        step: Any,
     ) -> None:
         """The own part in its turn: so the sum has the same bits whoever is last."""
         for part in cutlass.range(self.parts, unroll=1):
@@ -87,7 +85,7 @@ class SharedResult(Result):
             else:
                 values.store(values.load() + Result.read(self, first, width, step).load())
 
-    def _add_part(self, values: cute.Tensor, part: Int32, width: int, step: int) -> None:
+    def _add_part(self, values: cute.Tensor, part: Int32, width: int, step: Any) -> None:
         place = self.sharing.place(self.first + part, part == 0, self.consumer)
         before = self.ring.plan.squares_before(step)
         numbers = [number for number, _, _ in piece_squares(self.ring.plan, width)]
@@ -102,7 +100,7 @@ class SharedResult(Result):
 
 
 @dataclass(frozen=True)
-class PartStore(ChunkedStore):
+class PartStore(RolledStore):
     """Leaves a part of a tile's sum in global memory; as buffers it takes the place, see Sharing.place."""
 
     def _chunk(self, result: Result, buffers: cute.Tensor, member: Member, piece: tuple) -> None:
@@ -115,9 +113,6 @@ class PartStore(ChunkedStore):
             for j in range(SQUARE):
                 square[j] = values[number + j]
             cute.autovec_copy(square, buffers[None, member.thread, before + i])
-
-    def _end_step(self, member: Member) -> None:
-        """See ChunkedStore._end_step: nothing is under way."""
 
 
 @dataclass(frozen=True)

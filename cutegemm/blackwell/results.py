@@ -123,7 +123,7 @@ class Result:
     cursor: StageCursor
     thread: Int32
 
-    def read(self, first: Int32, width: int, step: int) -> cute.Tensor:
+    def read(self, first: Int32, width: int, step: Any) -> cute.Tensor:
         """Columns first .. first + width - 1 of the accumulator, float32 in registers; complete on return.
 
         step: the warpgroup's how manieth chunk of the tile it is

@@ -18,7 +18,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from cutegemm.blackwell.chunks import ChunkedStore, Member
+from cutegemm.blackwell.chunks import Member, RolledStore
 from cutegemm.blackwell.fused import FusedSquares, PlainSquares
 from cutegemm.blackwell.results import Result, first_place, piece_squares
 from cutegemm.parts.limits import ALIGNMENT, WARPGROUP_THREADS
@@ -38,7 +38,7 @@ class SplitBuffers:
 
 
 @dataclass(frozen=True)
-class SplitStore(ChunkedStore):
+class SplitStore(RolledStore):
     """Reduces and stores; see the module. mD_mnl is the output itself, (M, N, L); squares: see fused.py."""
 
     mD_mnl: cute.Tensor
