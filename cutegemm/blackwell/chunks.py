@@ -82,7 +82,7 @@ class ChunkedStore:
 
 @dataclass(frozen=True)
 class RolledStore(ChunkedStore):
-    """The same with steps that do not depend on their number: as a loop of the machine's.
+    """The same as a loop of the machine's: the number of a step may be one of the machine's too.
 
     Unrolled, the assembler begins with later chunks while it has the registers, and with more than it has.
     """
@@ -95,6 +95,7 @@ class RolledStore(ChunkedStore):
         for step in cutlass.range(plan.full_steps, unroll=1):
             first = (step * consumers + member.consumer) * widest
             self._chunk(result, buffers, member, (origin, first, widest, step, step == plan.store_steps - 1))
+            self._end_step(member)
         if cutlass.const_expr(plan.full_steps < plan.store_steps):
             turn = plan.chunks[plan.full_steps * consumers :]
             for consumer in cutlass.range_constexpr(consumers):
@@ -104,6 +105,7 @@ class RolledStore(ChunkedStore):
                         self._chunk(result, buffers, member, piece)
                     else:
                         result.release()
+            self._end_step(member)
 
 
 @cute.jit

@@ -150,7 +150,7 @@ class OfTile:
 
 
 @dataclass(frozen=True)
-class FusedTmaStore(TmaStore):
+class FusedTmaStore(RolledStore, TmaStore):
     """TmaStore behind an epilogue whose main output has the product's columns."""
 
     fusion: Fusion
@@ -160,6 +160,10 @@ class FusedTmaStore(TmaStore):
         totals = self.fusion.totals(self.tensors[0], member)
         self.leave(result, OfTile(buffers, totals), member, origin)
         self.fusion.finish(totals, result, member, origin)
+
+    def _pending_stores(self, step: Any) -> int:
+        """See TmaStore._pending_stores: as many in each step of a loop."""
+        return self.plan.fewest_pending_stores
 
     def _chunk(self, result: Result, buffers: OfTile, member: Member, piece: tuple) -> None:
         """See ChunkedStore._chunk."""

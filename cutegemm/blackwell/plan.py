@@ -185,7 +185,7 @@ class BlackwellPlan:
         return self.windows * sum(widths) // 8
 
     def squares_before(self, step: Any) -> Any:
-        """Of them those in chunks of earlier steps, all of full width; of a number of Python's or a kernel's."""
+        """Of them those in chunks of earlier steps, all of full width; step of Python or of a kernel."""
         return step * self.windows * self.chunks[0][1] // 8
 
     def pending_stores(self, step: int) -> int:
@@ -200,6 +200,11 @@ class BlackwellPlan:
             return buffers - 1
         last_use = step + (steps - 1 - step) // buffers * buffers
         return steps - 1 - last_use + step
+
+    @property
+    def fewest_pending_stores(self) -> int:
+        """The same for all steps alike."""
+        return min(self.pending_stores(step) for step in range(self.store_steps))
 
     @property
     def consumer_buffer_bytes(self) -> int:

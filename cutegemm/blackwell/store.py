@@ -63,12 +63,16 @@ class TmaStore(ChunkedStore):
         """Stores a chunk's values by way of the buffer whose turn it is."""
         origin, first, width, step, _ = piece
         buffer = step % self.plan.store_stages
-        self._wait_for_buffer(member, self.plan.pending_stores(step))
+        self._wait_for_buffer(member, self._pending_stores(step))
         self._to_shared(values, buffers, member.thread, width, buffer, result)
         cute.arch.fence_proxy("async.shared", space="cta")
         self._sync(member)
         row, column, batch = origin
         self._to_global(buffers, member.thread, width, buffer, (row, column + first, batch))
+
+    def _pending_stores(self, step: Any) -> int:
+        """How many of the latest stores may be under way when a step's buffer is filled."""
+        return self.plan.pending_stores(step)
 
     @cute.jit
     def _end_step(self, member: Member) -> None:
@@ -101,7 +105,7 @@ class TmaStore(ChunkedStore):
         buffers: cute.Pointer,
         thread: Int32,
         width: int,
-        buffer: int,
+        buffer: Any,
         result: Result,
     ) -> None:
         copy = cute.make_tiled_copy_D(self._shared_atom(width), piece_copy(result.ring, width))
@@ -125,7 +129,7 @@ class TmaStore(ChunkedStore):
 
     @cute.jit
     def _to_global(
-        self, buffers: cute.Pointer, thread: Int32, width: int, buffer: int, position: tuple
+        self, buffers: cute.Pointer, thread: Int32, width: int, buffer: Any, position: tuple
     ) -> None:
         plan = self.plan
         which = 0 if width == plan.chunks[0][1] else 1
