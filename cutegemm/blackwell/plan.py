@@ -33,6 +33,7 @@ WARP_THREADS = 32
 MOVERS = 8  # warps that put lines in their place, one for each class: they take few registers
 MOVERS_BESIDE_EPILOGUE = 4  # the same where threads of the epilogue need more than so many warps leave them
 EPILOGUE_SHARE = 4  # parts of a swizzle span that are read at a time where an epilogue follows
+CROWDED_SHARE = 2  # the same where parts of sums are added, and movers leave a thread 96 registers
 
 TILE_M = {1: (64, 128), 2: (128, 256)}  # by the CTAs of an MMA
 TILE_K = (64, 128)
@@ -224,7 +225,7 @@ def plan(
     paths     how A and B, as the kernel sees them, are loaded and D is stored
     splits    CTAs of a cluster that share one tile's K and reduce their sums in shared memory; with more than
               one, the store is direct
-    streamed  whether workers add parts of tiles through global memory (StreamK); no plan depends on it
+    streamed  whether workers add parts of tiles through global memory (StreamK)
     Raises ConfigError naming the limit and the nearest legal value.
     """
     if problem.epilogue is not None:
@@ -236,10 +237,11 @@ def plan(
     _check_tile_n(config, problem)
     check_lines(config, problem, paths)
     columns = config.tile_n // (2 if _folded(config) else 1)
-    chunks = output_chunks(columns, problem)
+    boxes = line_boxes(config, problem, paths, MOVERS if problem.epilogue is None else MOVERS_BESIDE_EPILOGUE)
+    crowded = streamed and boxes.movers > 0 and config.consumers == 2
+    chunks = output_chunks(columns, problem, CROWDED_SHARE if crowded else 1)
     partials = partial_bytes(config, chunks) if splits > 1 else 0
     stored = chunks if stores_by_tma(paths.store, problem) else ()
-    boxes = line_boxes(config, problem, paths, MOVERS if problem.epilogue is None else MOVERS_BESIDE_EPILOGUE)
     stages, store_stages, sizes = _shared_memory(config, problem, stored, (partials, boxes.buffer_bytes))
     used = BARRIER_BYTES + partials + stages * (sizes[0] + boxes.buffer_bytes)
     used += config.consumers * store_stages * sizes[1]
@@ -287,15 +289,16 @@ def _folded(config: GemmConfig) -> bool:
     return config.mma_ctas == 2 and config.tile_m == 128
 
 
-def output_chunks(columns: int, problem: GemmProblem) -> tuple[tuple[int, int], ...]:
-    """Cuts an accumulator's columns into pieces of one swizzle span; the last takes what is left.
+def output_chunks(columns: int, problem: GemmProblem, share: int = 1) -> tuple[tuple[int, int], ...]:
+    """Cuts an accumulator's columns into pieces of one swizzle span or a part of it; the last takes the rest.
 
     Returns (first column, width) pairs, in elements; every width is a multiple of 8.
     """
     width = CHUNK_ROW_BYTES // dtype_bytes(problem.out_dtype)
     if problem.epilogue is not None:
         # What it does with a piece takes registers of its own.
-        width //= EPILOGUE_SHARE
+        share = EPILOGUE_SHARE
+    width //= share
     return tuple((first, min(width, columns - first)) for first in range(0, columns, width))
 
 
