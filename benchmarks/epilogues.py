@@ -5,7 +5,8 @@
 
 Taken as every benchmark of cutegemm is: CUDA graphs, input sets rotated so that the L2 is cold,
 implementations in random order in each round, median of the rounds; each result checked against the
-epilogue's own reference. For gated epilogues N is that of the product, twice the output's.
+epilogue's own reference. For gated epilogues N is that of the product, twice the output's. QuACK's epilogues
+work only where its packages lie below a folder named site-packages.
 """
 
 import argparse
