@@ -19,6 +19,7 @@ from cutegemm.bench.peers import Variant
 from cutegemm.epilogue import Fused, library
 from cutegemm.epilogue.interpreted import Interpreted
 from cutegemm.epilogue.operands import default_epilogue
+from cutegemm.fuzz.judge import torch_sums_in_float32
 from cutegemm.hardware import gpu_by_name
 from cutegemm.tuning import tuner
 from cutegemm.tuning.candidates import candidates
@@ -143,6 +144,7 @@ def test_tuning_on_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path:
         name: x.cuda() if isinstance(x, torch.Tensor) else x
         for name, x in operands_for(fused, 512, 1024).items()
     }
-    result, truth = gemm(a, b, **operands), fused.reference(a, b, **operands)
+    with torch_sums_in_float32():
+        result, truth = gemm(a, b, **operands), fused.reference(a, b, **operands)
     main, expected = (x[0] if isinstance(x, tuple) else x for x in (result, truth))
     assert complaint(main.cpu(), expected.cpu()) is None
