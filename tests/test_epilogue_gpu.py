@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from epilogue_checks import complaint, operands_for
+from epilogue_checks import Truth, complaint, operands_for
 from epilogue_random import PLANS, Plan
 from gpu_checks import fresh_seed
 from hypothesis import HealthCheck, given, settings
@@ -74,7 +74,9 @@ def random_epilogue(plan: Plan, shape: tuple[int, int, int], out_dtype: str, str
     gemm: Any = cutegemm.compile(
         shape, torch.bfloat16, out_dtype=out_dtype, epilogue=fused, scheduler=scheduler
     )
-    judge(gemm(a, b, **operands), fused.reference(a, b, **operands), plan)
+    result = gemm(a, b, **operands)
+    main, further = result if isinstance(result, tuple) else (result, {})
+    Truth(fused, a, b, operands).judge(main, further, plan)
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ ALONE = GemmConfig(64, 32, consumers=1)
 CONFIGS = [
     (GemmConfig(128, 256, cluster_m=2), (BF16, BF16), ("k", "k", "n")),
     (GemmConfig(192, 160), (F16, F32), ("m", "n", "m")),
-    (GemmConfig(128, 184, schedule="pingpong"), (BF16, BF16), ("k", "k", "n")),
+    (GemmConfig(128, 152, schedule="pingpong"), (BF16, BF16), ("k", "k", "n")),
     (GemmConfig(64, 112, cluster_n=2, schedule="pingpong"), (F16, F16), ("k", "n", "m")),
     (GemmConfig(64, 16, 128, consumers=1, swap_ab=True), (BF16, F32), ("k", "k", "n")),
     (GemmConfig(128, 128, cluster_m=2, cluster_n=2), (BF16, BF16), ("m", "k", "n")),
