@@ -68,7 +68,7 @@ class Kind:
     def plan(self) -> BlackwellPlan:
         """Its plan; raises ConfigError if the configuration is not legal."""
         paths = self.paths.swapped() if self.config.swap_ab else self.paths
-        return plan(self.config, self.seen, paths, self.scheduler.splits)
+        return plan(self.config, self.seen, paths, self.scheduler.splits, self.scheduler.streamed)
 
     def is_legal(self) -> bool:
         """Whether there is a plan."""

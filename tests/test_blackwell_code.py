@@ -17,7 +17,7 @@ from cutegemm.artifact import Artifact, instruction_histogram
 from cutegemm.emulator import EmulationError
 from cutegemm.emulator.product import Circumstances
 from cutegemm.kernels import Choice
-from cutegemm.scheduler import Dynamic, TileScheduler
+from cutegemm.scheduler import Dynamic, StreamK, TileScheduler
 
 DRAWN = 7
 LISTED = {
@@ -28,6 +28,10 @@ LISTED = {
         GemmConfig(64, 64, cluster_m=4, cluster_n=2), scheduler=TileScheduler(assignment=Dynamic())
     ),
     "direct store": Kind(GemmConfig(64, 256), Case(0, 0, 0, out_shift=1, out_major="m")),
+    "widest, shared": Kind(GemmConfig(128, 256), scheduler=TileScheduler(assignment=StreamK())),
+    "pair, widest, shared": Kind(
+        pair(256, 256), Case(0, 0, 0, out_shift=1), scheduler=TileScheduler(assignment=StreamK())
+    ),
     "off 16 bytes, widest": Kind(GemmConfig(128, 192), Case(0, 0, 0, out_dtype=F32, shifts=(1, 1))),
     "pair, off 16 bytes": Kind(pair(256, 256), Case(0, 0, 0, l=0, a_major="m", shifts=(1, 1))),
 }

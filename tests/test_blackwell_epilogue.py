@@ -156,10 +156,19 @@ def test_the_heuristic_finds_a_configuration_for_reductions() -> None:
 # --- the code ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [GemmConfig(128, 128), PAIR], ids=str)
-def test_registers_hold_an_epilogue_and_a_chunk(config: GemmConfig) -> None:
-    shape = (None, None, None)
-    gemm = cutegemm.compile(shape, "bfloat16", epilogue=everything, config=config, target=TARGET)
+@pytest.mark.parametrize(
+    ("fused", "config", "n"),
+    [
+        (everything, GemmConfig(128, 128), 1000),
+        (everything, GemmConfig(128, 256), 1001),
+        (reduced, GemmConfig(256, 256, cluster_m=2, mma_ctas=2), 1000),
+        (glu, GemmConfig(128, 256), 1000),
+    ],
+    ids=["operands", "no TMA store", "reductions", "half the columns"],
+)
+def test_registers_hold_an_epilogue_and_a_chunk(fused: Any, config: GemmConfig, n: int) -> None:
+    """In a loop over chunks: unrolled, wide tiles took more registers than there are."""
+    gemm = cutegemm.compile((None, n, None), "bfloat16", epilogue=fused, config=config, target=TARGET)
     assert gemm.resources.spills == 0
     assert gemm.resources.registers * gemm.resources.threads <= 65536
 
