@@ -42,7 +42,7 @@ def test_a_queue_needs_two_counters() -> None:
 )
 @pytest.mark.parametrize("limit", [None, 7])
 def test_a_stream_has_room_for_all_its_parts(config: GemmConfig, limit: int | None) -> None:
-    """The farthest counters and parts that a kernel reaches lie inside; see hopper/reduction.py."""
+    """The farthest counters and parts that a kernel reaches lie inside; see parts/sharing.py."""
     resident, ctas = 66, config.cluster_size
     used = worked_out(config)
     scheduler = TileScheduler(assignment=StreamK(limit))
