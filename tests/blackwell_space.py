@@ -30,7 +30,7 @@ from cutegemm.scheduler import (
 TARGET = "sm_100a"
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 NAMES = {BF16: "bfloat16", F16: "float16", F32: "float32"}
-MOST_ELEMENTS = 450  # along M or N, about; at least one whole cluster tile
+MOST_ELEMENTS = 300  # along M or N, about; at least one whole cluster tile
 LONG_STREAM = 24  # stages of K at most, with StreamK: of much fewer nothing is spared
 ORDERS = (RowMajor(), ColumnMajor(), GroupedM(2), GroupedN(3), Blocked(2, 2), Morton(), Hilbert())
 SHIFTS = (*((0, 0),) * 5, (1, 0), (0, 3), (5, 2))  # of A and B, from 16 bytes
@@ -121,7 +121,7 @@ def longest(kind: Kind) -> tuple[int, int, int]:
     m = config.tile_m * config.cluster_m // config.mma_ctas
     n = config.tile_n * config.cluster_n
     tiles, stages = (2, LONG_STREAM) if streamed else (3, 4)
-    m, n = (max(size, min(tiles * size, MOST_ELEMENTS // (3 if streamed else 1))) for size in (m, n))
+    m, n = (max(size, min(tiles * size, MOST_ELEMENTS // (2 if streamed else 1))) for size in (m, n))
     k = stages * config.tile_k
     return (n, m, k) if config.swap_ab else (m, n, k)
 
