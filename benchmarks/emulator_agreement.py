@@ -154,10 +154,10 @@ def _with_specials(generator: torch.Generator) -> Pair:
 ENDS: dict[str, dict[str, Callable[[torch.Generator], Pair]]] = {
     "bfloat16": {
         "subnormal products and sums": _scaled(-69, -69),
-        "subnormal products, normal sums": _scaled(-63, -62),
+        "subnormal products, normal sums": _scaled(-64, -64),
         "subnormal factors": _scaled(-131, 30),
         "products beyond the range": _scaled(64, 64),
-        "sums near the end of the range": _scaled(62, 61),
+        "sums near the end of the range": _scaled(63, 62),
         "infinities, NaN, zeros": _with_specials,
     },
     "float16": {
