@@ -27,18 +27,23 @@ Cells = tuple[slice, slice]  # columns, groups of lanes
 
 
 class TensorShadow:
-    """For each cell: who wrote it last and when, and when each of those that can read it did."""
+    """For each cell: who wrote it last and when, and by reader, when it did."""
 
-    def __init__(self, agents: int) -> None:
-        shape = (tmem.COLUMNS, tmem.ROWS // ROWS)
-        self.writer = np.zeros(shape, dtype=np.int32)
-        self.epoch = np.zeros(shape, dtype=np.int32)
-        self.site = np.zeros(shape, dtype=np.int32)
-        self.read = np.zeros((*shape, agents), dtype=np.int32)
+    shape = (tmem.COLUMNS, tmem.ROWS // ROWS)
+
+    def __init__(self) -> None:
+        self.writer, self.epoch, self.site = (np.zeros(self.shape, dtype=np.int32) for _ in range(3))
+        self.reads: dict[int, Lanes] = {}
+
+    def note_read(self, agent: int, epoch: int, cells: Cells) -> None:
+        """An agent reads cells."""
+        if agent not in self.reads:
+            self.reads[agent] = np.zeros(self.shape, dtype=np.int32)
+        self.reads[agent][cells] = epoch
 
     def clear(self, start: int, columns: int) -> None:
         """Columns become nobody's."""
-        for table in (self.writer, self.epoch, self.site, self.read):
+        for table in (self.writer, self.epoch, self.site, *self.reads.values()):
             table[start : start + columns] = 0
 
 
@@ -69,15 +74,7 @@ class TensorChecker(ClusterChecker):
 
     def __init__(self, cluster: Any) -> None:
         super().__init__(cluster)
-        agents = [
-            self.agent(warp, kind)
-            for cta in cluster.ctas
-            for warp in cta.warps
-            for kind in (MMAS, LOADING, STORING)
-        ]
-        self.users = np.array(agents)
-        self.place = {agent: i for i, agent in enumerate(agents)}
-        self.tensor_shadows = [TensorShadow(len(agents)) for _ in cluster.ctas]
+        self.tensor_shadows = [TensorShadow() for _ in cluster.ctas]
         self.after_fence: dict[Any, Lanes] = {warp: knows.over.copy() for warp, knows in self.known.items()}
         self.announced: dict[Any, dict[int, int]] = {}
         self.loaded: dict[tuple[Any, int], int] = {}
@@ -98,7 +95,7 @@ class TensorChecker(ClusterChecker):
                 "nobody has written"
             )
         self._writers(access, cta, cells, "read-after-write")
-        shadow.read[(*cells, self.place[access.agent])] = access.epoch
+        shadow.note_read(access.agent, access.epoch, cells)
         self.read_sites[access.agent] = access.what
 
     def write_tensor(self, access: TensorAccess, cta: Any, cells: Cells) -> None:
@@ -112,18 +109,14 @@ class TensorChecker(ClusterChecker):
     def unused(self, access: TensorAccess, cta: Any, cells: Cells, act: str, verb: str) -> None:
         """Raises RaceError unless all earlier accesses to cells are over."""
         self._writers(access, cta, cells, f"{act}-after-write")
-        shadow = self.tensor_shadows[cta.rank]
-        late = shadow.read[cells] > access.over[self.users]
-        if access.agent in self.place:
-            late[..., self.place[access.agent]] = False
-        if not late.any():
-            return
-        reader = int(self.users[np.argwhere(late)[0][2]])
-        raise RaceError(
-            f"{act}-after-read in tensor memory of CTA {cta.number}, {_place(cells, late.any(axis=2))}: "
-            f"{access.what} {verb} what {self.name(reader)} may still be reading "
-            f"({self.read_sites.get(reader, 'earlier')}); {self._why(access, reader, 'the read')}"
-        )
+        for reader, row in self.tensor_shadows[cta.rank].reads.items():
+            late = row[cells] > access.over[reader]
+            if reader != access.agent and late.any():
+                raise RaceError(
+                    f"{act}-after-read in tensor memory of CTA {cta.number}, {_place(cells, late)}: "
+                    f"{access.what} {verb} what {self.name(reader)} may still be reading "
+                    f"({self.read_sites.get(reader, 'earlier')}); {self._why(access, reader, 'the read')}"
+                )
 
     def _writers(self, access: TensorAccess, cta: Any, cells: Cells, kind: str) -> None:
         shadow = self.tensor_shadows[cta.rank]
