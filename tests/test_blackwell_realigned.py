@@ -27,7 +27,7 @@ from cutegemm.heuristic import choose
 from cutegemm.kernels import Choice
 from cutegemm.parts.limits import SMEM_BYTES
 from cutegemm.parts.paths import Paths
-from cutegemm.scheduler import Dynamic, GroupedM, SplitK, Static, TileScheduler
+from cutegemm.scheduler import Dynamic, GroupedM, SplitK, Static, StreamK, TileScheduler
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "blackwell.md"
 SMALL, PAIR = GemmConfig(64, 64, consumers=1), pair(128, 128)
@@ -64,6 +64,8 @@ def test_fewer_lines_than_classes(sizes: tuple[int, int, int]) -> None:
         (pair(128, 64), TileScheduler(assignment=Dynamic(2))),
         (GemmConfig(64, 64, consumers=1), TileScheduler(GroupedM(2), SplitK(4))),
         (pair(256, 192, swap_ab=True), TileScheduler(assignment=Static())),
+        (GemmConfig(64, 64), TileScheduler(assignment=StreamK(3))),
+        (pair(128, 64), TileScheduler(assignment=StreamK(5))),
         (None, None),
     ],
     ids=str,
