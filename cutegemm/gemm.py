@@ -70,9 +70,8 @@ class Gemm:
         self._static = problem.is_static
         self._paths = expected_paths(problem)
         self._launches: dict[Any, Launch] = {}
-        self._only: Launch | None = (
-            None  # the last one, where sizes and GPU cannot differ: nothing to look up
-        )
+        # The last one, where sizes and GPU cannot differ: there is nothing to look up.
+        self._only: Launch | None = None
         self._prepared: dict[tuple[Any, Paths], Launch] = {}
         if config is not None:
             self._choice()  # an illegal configuration is refused here, not at the first call
