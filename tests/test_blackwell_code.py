@@ -113,6 +113,7 @@ def _wrong_lines(kind: Kind, ptx: str) -> Iterator[str]:
         yield f"{found} waits that acquire what the other CTA wrote, {waits} planned"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", kinds())
 def test_code_is_what_was_planned(name: str) -> None:
     kind, artifact = built(name)
@@ -127,6 +128,7 @@ def test_code_of_another_kernel_is_found_out() -> None:
         assert any(line.startswith(("loads", "MMAs")) for line in found)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", LISTED)
 def test_tensor_memory_is_freed_once_after_everybody_has_met(name: str) -> None:
     _, artifact = built(name)

@@ -34,6 +34,7 @@ SMALL, PAIR = GemmConfig(64, 64, consumers=1), pair(128, 128)
 check = partial(checked, target=TARGET)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("config", "majors"),
     [(SMALL, "kn"), (SMALL, "mk"), (PAIR, "kk"), (PAIR, "kn"), (PAIR, "mk"), (PAIR, "mn")],
@@ -56,6 +57,7 @@ def test_fewer_lines_than_classes(sizes: tuple[int, int, int]) -> None:
     check(sizes, PAIR, "kk")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("config", "scheduler"),
     [
@@ -74,6 +76,7 @@ def test_kernels_and_schedulers(config: GemmConfig | None, scheduler: TileSchedu
     check((150, 140, 333), config, "kk", scheduler=scheduler, seed=5, resident=2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("aligned", ["a", "b"])
 @pytest.mark.parametrize(("config", "majors"), [(SMALL, "kn"), (PAIR, "mk"), (PAIR, "kn")], ids=str)
 def test_one_operand_goes_to_its_place(aligned: str, config: GemmConfig, majors: str) -> None:

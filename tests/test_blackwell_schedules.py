@@ -91,6 +91,7 @@ def test_few_workers_take_over_what_the_hardware_has_not_launched() -> None:
     assert len(stored) == 48
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("splits", [2, 4, 8])
 @pytest.mark.parametrize("config", [ONE_CTA, GemmConfig(64, 144)], ids=str)
 def test_ctas_of_a_cluster_share_a_tiles_k(splits: int, config: GemmConfig) -> None:
@@ -106,6 +107,7 @@ def two_cluster_tiles(config: GemmConfig, k: int) -> Case:
     return Case(rows + 8, config.tile_n * config.cluster_n - 8, k, out_dtype=torch.float32)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("ordered", [True, False])
 def test_workers_share_tiles_through_global_memory(name: str, ordered: bool) -> None:

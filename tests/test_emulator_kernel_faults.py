@@ -301,6 +301,7 @@ def caught(fault: Fault, ptx: str, seed: int | None) -> EmulationError | None:
     return None
 
 
+@pytest.mark.sample(2)
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(name: str) -> None:
@@ -313,6 +314,7 @@ def test_a_planted_fault_is_found(name: str) -> None:
     assert re.search(fault.words, str(found), re.DOTALL), str(found)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("of", VICTIMS)
 def test_the_unmutated_kernels_raise_no_alarm(of: str) -> None:
     for seed in (None, 0):

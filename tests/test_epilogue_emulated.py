@@ -154,6 +154,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_of_storing(way: str) -> None:
     m, n = (136, 200) if "out_major" not in WAYS[way] else (200, 136)

@@ -56,6 +56,7 @@ def test_lines_that_begin_anywhere(majors: str) -> None:
     check((70, 130, 97), SMALL, majors)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("late", range(8))
 def test_every_shift(late: int) -> None:
     """With a pitch of whole units all lines begin equally late; with an odd one each differently."""
@@ -63,6 +64,7 @@ def test_every_shift(late: int) -> None:
     check((64, 64, 71), SMALL, "mn", (late, 7 - late), (8, 3))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "sizes", [(1, 1, 1), (1, 7, 3), (5, 3, 2), (9, 8, 7), (65, 63, 1), (2, 200, 66)], ids=str
 )
