@@ -90,6 +90,17 @@ def complaint(result: torch.Tensor, truth: torch.Tensor, spread: torch.Tensor | 
     return None
 
 
+def judge(emulation: Emulation, truth: Any) -> None:
+    """Fails unless the outputs are what a reference says."""
+    main, further = truth if isinstance(truth, tuple) else (truth, {})
+    assert emulation.out is not None
+    found, expected = {"out": emulation.out, **emulation.outputs}, {"out": main, **further}
+    assert found.keys() == expected.keys()
+    complaints = {name: complaint(found[name], value) for name, value in expected.items()}
+    wrong = {name: text for name, text in complaints.items() if text}
+    assert not wrong, wrong
+
+
 def check(
     fused: Fused,
     sizes: tuple[int, ...],

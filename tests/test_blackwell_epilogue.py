@@ -42,6 +42,7 @@ def run(*arguments: Any, **options: Any) -> Emulation:
     return check(*arguments, **{"target": TARGET, "circumstances": CAREFUL, **options})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "config", [GemmConfig(128, 64), PAIR, FOLDED, GemmConfig(64, 72, swap_ab=True)], ids=str
 )
@@ -156,6 +157,7 @@ def test_the_heuristic_finds_a_configuration_for_reductions() -> None:
 # --- the code ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("fused", "config", "n"),
     [

@@ -168,6 +168,7 @@ def test_outputs_that_tma_cannot_store(sizes: tuple[int, int, int], way: str) ->
     check(everything, sizes, operands_of(*sizes[:2]), **WAYS[way])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", ["one consumer", "ping-pong", "swapped", "StreamK"])
 def test_without_races_in_an_adverse_order(way: str) -> None:
     options = {**WAYS[way]}
@@ -175,6 +176,7 @@ def test_without_races_in_an_adverse_order(way: str) -> None:
     check(everything, (200, 136, 192), operands_of(200, 136), **options)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", ["one consumer", "swapped", "K split"])
 def test_batches(way: str) -> None:
     operands = operands_of(72, 40, 3)
@@ -182,6 +184,7 @@ def test_batches(way: str) -> None:
     check(everything, (3, 72, 40, 64), {**operands, "bias": rand(3, 40), "r": rand(72, 40)}, **WAYS[way])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", ["one consumer", "swapped", "K split", "StreamK"])
 def test_no_products_to_add(way: str) -> None:
     check(everything, (72, 40, 0), operands_of(72, 40), **WAYS[way])
@@ -352,6 +355,7 @@ def test_reductions(way: str) -> None:
     check(reduced, (m, n, 320), {"bias": rand(n) + 1}, **WAYS[way])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", ["one consumer", "cooperative", "ping-pong", "cluster", "StreamK"])
 def test_reductions_of_pairs(way: str) -> None:
     check(reduced_pairs, (200, 208, 192), {}, **WAYS[way])
@@ -363,6 +367,7 @@ def test_reductions_of_ragged_and_batched_products(way: str) -> None:
     check(reduced, (2, 77, 56, 64), {"bias": rand(56) + 1}, **WAYS[way])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", ["one store buffer", "ping-pong", "swapped"])
 def test_reductions_that_alone_read_an_operand(way: str) -> None:
     """Shared memory an operand lies in may be written again as soon as outputs are stored."""

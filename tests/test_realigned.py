@@ -73,6 +73,7 @@ def test_fewer_lines_than_classes(sizes: tuple[int, int, int], majors: str) -> N
     check(sizes, SMALL, majors)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("config", "scheduler"),
     [
@@ -92,6 +93,7 @@ def test_kernels_and_schedulers(
     check((150, 140, 333), config, "kk", scheduler=scheduler, seed=seed)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("aligned", ["a", "b"])
 @pytest.mark.parametrize("majors", ["kk", "kn", "mk"])
 def test_one_operand_goes_to_its_place(aligned: str, majors: str) -> None:
