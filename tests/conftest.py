@@ -79,7 +79,7 @@ def _leave_out_what_is_sampled(config: pytest.Config, items: list[pytest.Item]) 
     kept, left_out = [], []
     for item in items:
         mark = item.get_closest_marker("sample")
-        if mark is not None:
+        if mark is not None and item.get_closest_marker("gpu") is None:
             function = item.nodeid.partition("[")[0]
             number, seen[function] = seen[function], seen[function] + 1
             every, first = (*mark.args, 0)[:2]

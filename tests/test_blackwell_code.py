@@ -19,6 +19,9 @@ from cutegemm.emulator.product import Circumstances
 from cutegemm.kernels import Choice
 from cutegemm.scheduler import Dynamic, StreamK, TileScheduler
 
+# Each compiles a kernel or runs one: make test takes every second of a test's parameters.
+pytestmark = pytest.mark.sample(2)
+
 DRAWN = 7
 LISTED = {
     "one CTA, widest": Kind(GemmConfig(128, 256, consumers=1)),

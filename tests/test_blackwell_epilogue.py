@@ -23,6 +23,9 @@ from cutegemm.emulator import Emulation
 from cutegemm.errors import ConfigError
 from cutegemm.scheduler import Dynamic, SplitK, StreamK, TileScheduler
 
+# Each compiles a kernel or runs one: make test takes every second of a test's parameters.
+pytestmark = pytest.mark.sample(2)
+
 TARGET = "sm_100a"
 SMALL = GemmConfig(64, 64, consumers=1)
 PAIR = GemmConfig(256, 96, cluster_m=2, mma_ctas=2)

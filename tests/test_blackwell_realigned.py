@@ -29,6 +29,9 @@ from cutegemm.parts.limits import SMEM_BYTES
 from cutegemm.parts.paths import Paths
 from cutegemm.scheduler import Dynamic, GroupedM, SplitK, Static, StreamK, TileScheduler
 
+# Each compiles a kernel or runs one: make test takes every second of a test's parameters.
+pytestmark = pytest.mark.sample(2)
+
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "blackwell.md"
 SMALL, PAIR = GemmConfig(64, 64, consumers=1), pair(128, 128)
 check = partial(checked, target=TARGET)

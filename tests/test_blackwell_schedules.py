@@ -27,6 +27,9 @@ from cutegemm.scheduler import (
     TileScheduler,
 )
 
+# Each compiles a kernel or runs one: make test takes every second of a test's parameters.
+pytestmark = pytest.mark.sample(2)
+
 TARGET = "sm_100a"
 ONE_CTA = GemmConfig(128, 64, consumers=1)
 PAIR = GemmConfig(256, 64, cluster_m=2, mma_ctas=2)

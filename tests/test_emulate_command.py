@@ -29,6 +29,9 @@ from cutegemm.gemm import Gemm
 from cutegemm.inspection import Request
 from cutegemm.scheduler import SplitK, TileScheduler
 
+# Each compiles a kernel or runs one: make test takes every second of a test's parameters.
+pytestmark = pytest.mark.sample(2)
+
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = "emulate 200 136 192 --tile 128x128x64 --resident 1"
 

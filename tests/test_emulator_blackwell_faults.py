@@ -20,6 +20,9 @@ from cutegemm.emulator import (
     UninitializedReadError,
 )
 
+# Each compiles a kernel or runs one: make test takes every second of a test's parameters.
+pytestmark = pytest.mark.sample(2)
+
 SIZE = (256, 192, 256)  # three tiles of a pair, six of a CTA; four steps of K through three stages
 SEEDS = (None, *range(19))
 WAIT_LOOP = r"mbarrier\.try_wait[^}]*\}"

@@ -21,6 +21,9 @@ from cutegemm.emulator import (
 from cutegemm.emulator.product import Circumstances
 from cutegemm.gemm import Gemm
 
+# Each compiles a kernel or runs one: make test takes every second of a test's parameters.
+pytestmark = pytest.mark.sample(2)
+
 CASE = Case(256, 256, 576)
 CONFIG = GemmConfig(128, 128)
 CLUSTERED = GemmConfig(128, 128, cluster_m=2)

@@ -24,6 +24,9 @@ from cutegemm.gemm import Gemm
 from cutegemm.hardware import gpu_by_name
 from cutegemm.scheduler import Dynamic, SplitK, StreamK, TileScheduler
 
+# Each compiles a kernel or runs one: make test takes every second of a test's parameters.
+pytestmark = pytest.mark.sample(2)
+
 SEEDS = (None, *range(19))
 WAIT_LOOP = r"mbarrier\.try_wait[^}]*\}"
 GPUS = {"sm_90a": "H200", "sm_100a": "B200"}

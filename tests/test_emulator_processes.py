@@ -41,6 +41,9 @@ from cutegemm.errors import ProblemError
 from cutegemm.gemm import Gemm
 from cutegemm.scheduler import Assignment, Dynamic, SplitK, StreamK, TileScheduler
 
+# Each compiles a kernel or runs one: make test takes every second of a test's parameters.
+pytestmark = pytest.mark.sample(2)
+
 CASE = Case(256, 264, 200)
 CONFIG = GemmConfig(64, 128, consumers=1)  # four times three tiles
 FAMILIES = {

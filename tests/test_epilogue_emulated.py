@@ -13,6 +13,9 @@ from cutegemm.cache import default_cache
 from cutegemm.errors import ConfigError
 from cutegemm.scheduler import Dynamic, StreamK, TileScheduler
 
+# Each compiles a kernel or runs one: make test takes every second of a test's parameters.
+pytestmark = pytest.mark.sample(2)
+
 PINGPONG = GemmConfig(64, 64, schedule="pingpong")
 COOPERATIVE = GemmConfig(128, 80)
 

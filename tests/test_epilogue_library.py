@@ -16,6 +16,9 @@ from cutegemm.heuristic import candidates
 from cutegemm.hopper.plan import SPLITS
 from cutegemm.parts.paths import ALIGNED
 
+# Each compiles a kernel or runs one: make test takes every second of a test's parameters.
+pytestmark = pytest.mark.sample(2)
+
 EVERY = library.every()
 
 

@@ -26,6 +26,9 @@ from cutegemm.scheduler import (
 )
 from cutegemm.scheduler.stream import LEAST_SAVING, LEAST_STEPS, Span, make_stream
 
+# Each compiles a kernel or runs one: make test takes every second of a test's parameters.
+pytestmark = pytest.mark.sample(2)
+
 ORDERS = [RowMajor(), ColumnMajor(), GroupedM(3), GroupedN(5), Blocked(3, 5), Morton(), Hilbert()]
 ASSIGNMENTS = [
     Static(), Persistent(), Persistent(5), Dynamic(), Dynamic(5), SplitK(2), SplitK(8), StreamK(), StreamK(5),

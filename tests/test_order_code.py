@@ -24,6 +24,9 @@ from cutegemm.scheduler import (
     TileScheduler,
 )
 
+# Each compiles a kernel or runs one: make test takes every second of a test's parameters.
+pytestmark = pytest.mark.sample(2)
+
 ORDERS = (
     RowMajor(),
     ColumnMajor(),

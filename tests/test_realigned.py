@@ -13,6 +13,9 @@ from cutegemm.parts.paths import LoadPath, Paths
 from cutegemm.problem import GemmProblem
 from cutegemm.scheduler import Dynamic, GroupedM, Persistent, SplitK, StreamK, TileScheduler
 
+# Each compiles a kernel or runs one: make test takes every second of a test's parameters.
+pytestmark = pytest.mark.sample(2)
+
 BF16 = torch.bfloat16
 SMALL = GemmConfig(64, 64, consumers=1)
 
