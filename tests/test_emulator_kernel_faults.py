@@ -161,6 +161,15 @@ TO_ONESELF = anywhere(
     r"mapa\.shared::cluster\.u32(\s+%r\d+, %r\d+), %r\d+;", r"mapa.shared::cluster.u32\1, %cluster_ctarank;"
 )
 
+
+def partials_without(side: str) -> Fault:
+    """StreamK's flags relaxed on one side, and no fence in their place."""
+    fences = anywhere(r"fence\.acq_rel\.gpu;", "")
+    flags = anywhere(rf"atom\.global\.{side}", "atom.global.relaxed")
+    where = "read-after-write in global memory, element .* of partials"
+    return Fault("stream", each(fences, flags), (RaceError,), where)
+
+
 FAULTS = {
     "load tells the next stage's barrier": Fault(
         "persistent",
@@ -226,24 +235,8 @@ FAULTS = {
         (RaceError,),
         r"read-after-write in shared memory.*st\.shared",
     ),
-    "partial sums published without release": Fault(
-        "stream",
-        each(
-            anywhere(r"fence\.acq_rel\.gpu;", ""),
-            anywhere(r"atom\.global\.release", "atom.global.relaxed"),
-        ),
-        (RaceError,),
-        "read-after-write in global memory, element .* of partials",
-    ),
-    "partial sums read without acquire": Fault(
-        "stream",
-        each(
-            anywhere(r"fence\.acq_rel\.gpu;", ""),
-            anywhere(r"atom\.global\.acquire", "atom.global.relaxed"),
-        ),
-        (RaceError,),
-        "read-after-write in global memory, element .* of partials",
-    ),
+    "partial sums published without release": partials_without("release"),
+    "partial sums read without acquire": partials_without("acquire"),
     "stage committed before its last MMA": Fault(
         "tensor memory", committed_too_early, (RaceError,), "write-after-read in shared memory"
     ),

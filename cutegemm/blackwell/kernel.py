@@ -303,16 +303,9 @@ class BlackwellGemm:
     @cute.jit
     def _move(self, movers: Movers, shared: Shared, grid: TaskGrid) -> None:
         """Moving warps: every stage of every tile of this worker, as its lines arrive."""
-        tasks, ring, feed = grid.tasks(), shared.ring, shared.feed
-        cursor = ring.start()
-        position = feed.first()
-        while position.task < tasks:
-            for _ in cutlass.range(feed.span(position).k_count, unroll=1):
-                movers.move(cursor)
-                cursor = ring.advanced(cursor)
-            position = feed.next(position)
+        cursor = movers.move_all(shared.feed, grid.tasks())
         # The load warp may be two rounds ahead of the MMAs, and a barrier tells only one from the next.
-        self._outlast(ring, cursor)
+        self._outlast(shared.ring, cursor)
 
     @cute.jit
     def _outlast(self, ring: StageRing, cursor: StageCursor) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from cutegemm.epilogue.graph import FULL, Output
-from cutegemm.epilogue.operands import as_argument
-from cutegemm.epilogue.spec import Epilogue, Operand, scaled_size
+from cutegemm.epilogue.operands import Sizes, as_argument, further_output
+from cutegemm.epilogue.spec import Epilogue, Operand
 from cutegemm.gemm import LAUNCHED, Launch, outcome_word
 from cutegemm.parts.paths import ALIGNED, Paths
 from cutegemm.parts.plan import KernelPlan
@@ -116,7 +116,7 @@ class ReadyCall:
 
     def __init__(self, gemm: "FusedGemm", call: Call, launch: Launch) -> None:
         """call: the first of its kind."""
-        self.gemm, self.epilogue, self.sizes, self.launch = gemm, call.epilogue, call.sizes, launch
+        self.problem, self.epilogue, self.sizes, self.launch = gemm.problem, call.epilogue, call.sizes, launch
         defaults = gemm.fused.defaults
         self._operands = tuple((one, one.name, defaults.get(one.name)) for one in call.epilogue.operands)
         # What the compiled host code takes as it comes: pitches of matrices, one of which may be the output's
@@ -195,19 +195,9 @@ class ReadyCall:
         return launched
 
     def _allocated(self, a: torch.Tensor) -> dict[str, torch.Tensor]:
-        problem = self.gemm.problem
-        _, m, n, _ = self.sizes
-        lead = a.shape[:-2]
-        found = {}
-        for output in self.epilogue.further:
-            dtype: torch.dtype = getattr(torch, output.dtype or problem.out_dtype)
-            columns = scaled_size(n, self.epilogue.graph.width(output))
-            if output.axis is not None:
-                found[str(output.name)] = a.new_empty(
-                    (*lead, m if output.axis == "row" else columns), dtype=dtype
-                )
-            elif problem.out_major == "n":
-                found[str(output.name)] = a.new_empty((*lead, m, columns), dtype=dtype)
-            else:
-                found[str(output.name)] = a.new_empty((*lead, columns, m), dtype=dtype).transpose(-1, -2)
-        return found
+        batch, m, n, _ = self.sizes
+        sizes = Sizes(batch if self.problem.batched else None, m, n)
+        return {
+            str(output.name): further_output(output, None, self.epilogue, sizes, self.problem, a)
+            for output in self.epilogue.further
+        }

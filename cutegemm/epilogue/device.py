@@ -15,7 +15,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64, Uint32
 
 from cutegemm.epilogue.functions import GOLDEN, MIX_1, MIX_2, UNIT
-from cutegemm.epilogue.graph import FULL, HALF, Graph, Node, Output
+from cutegemm.epilogue.graph import FULL, HALF, OPERATORS, Graph, Node, Output
 from cutegemm.epilogue.spec import Epilogue, Operand
 
 DTYPES = {"bfloat16": BFloat16, "float16": Float16, "float32": Float32}
@@ -256,22 +256,10 @@ def _hashed(key: Any) -> Any:
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    "add": lambda x, y: x + y,
-    "sub": lambda x, y: x - y,
-    "mul": lambda x, y: x * y,
+    **OPERATORS,
     "div": _divided,
-    "floordiv": lambda x, y: x // y,
     "mod": _remainder,
-    "neg": lambda x: -x,
     "abs": _absolute,
-    "lt": lambda x, y: x < y,
-    "le": lambda x, y: x <= y,
-    "gt": lambda x, y: x > y,
-    "ge": lambda x, y: x >= y,
-    "eq": lambda x, y: x == y,
-    "ne": lambda x, y: x != y,
-    "and": lambda x, y: x & y,
-    "or": lambda x, y: x | y,
     "not": _not,
     "where": _chosen,
     "minimum": _minimum,

@@ -5,7 +5,10 @@ accumulator. FULL is one for one, HALF one for every pair of columns, DOUBLE a p
 what is the same along a row, and fits each of them.
 """
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 Number = float | int | bool
 
@@ -19,6 +22,12 @@ ELEMENTWISE = {
     "lt": 2, "le": 2, "gt": 2, "ge": 2, "eq": 2, "ne": 2, "and": 2, "or": 2, "not": 1,
     "where": 3, "minimum": 2, "maximum": 2, "exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1,
     "sigmoid": 1, "erf": 1, "gelu": 1, "cast": 1, "float": 1,
+}  # fmt: skip
+# Those that Python's own operators are, for tensors and for a fragment alike.
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv,
+    "neg": operator.neg, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+    "eq": operator.eq, "ne": operator.ne, "and": operator.and_, "or": operator.or_,
 }  # fmt: skip
 LEAVES = ("acc", "operand", "constant", "row_index", "column_index", "batch_index")
 REDUCTIONS = ("sum", "max", "amax", "sum_of_squares")

@@ -1,5 +1,6 @@
 """An epilogue of which only the graph is known: in another process, which need not have its function."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -7,28 +8,16 @@ import torch
 
 from cutegemm.epilogue import functions
 from cutegemm.epilogue.fuse import Fused
-from cutegemm.epilogue.graph import FULL, Node
+from cutegemm.epilogue.graph import FULL, OPERATORS, Node
 from cutegemm.epilogue.kinds import KINDS, Kind
 from cutegemm.epilogue.spec import Epilogue, Operand, scaled_size
 
-_OPERATORS: dict[str, Callable[..., Any]] = {
-    "add": lambda x, y: x + y,
-    "sub": lambda x, y: x - y,
-    "mul": lambda x, y: x * y,
-    "div": lambda x, y: x / y,
-    "floordiv": lambda x, y: x // y,
-    "mod": lambda x, y: x % y,
-    "neg": lambda x: -x,
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    **OPERATORS,
+    "div": operator.truediv,
+    "mod": operator.mod,
     "abs": abs,
-    "lt": lambda x, y: x < y,
-    "le": lambda x, y: x <= y,
-    "gt": lambda x, y: x > y,
-    "ge": lambda x, y: x >= y,
-    "eq": lambda x, y: x == y,
-    "ne": lambda x, y: x != y,
-    "and": lambda x, y: x & y,
-    "or": lambda x, y: x | y,
-    "not": lambda x: ~x,
+    "not": operator.invert,
     "float": lambda x: x.float(),
 }
 
@@ -95,4 +84,4 @@ def _value(node: Node, values: list[Any], acc: torch.Tensor, operands: dict[str,
         return functions.random_at(inputs[0], int(node.detail or 0), inputs[1:])
     if node.op == "cast":
         return functions.cast(inputs[0], str(node.detail))
-    return (_OPERATORS.get(node.op) or getattr(functions, node.op))(*inputs)
+    return (_OPERATIONS.get(node.op) or getattr(functions, node.op))(*inputs)

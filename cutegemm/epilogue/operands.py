@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from cutegemm.alignment import Alignment
+from cutegemm.allocation import dense_beside
 from cutegemm.epilogue.fuse import Fused
 from cutegemm.epilogue.graph import FULL, WIDTHS, Output
 from cutegemm.epilogue.kinds import OPERAND_DTYPES, Kind
@@ -192,9 +193,11 @@ def further_output(
     modes = {None: "mn", "row": "m", "col": "n"}[output.axis]
     shape = (*sizes.lead, *sizes.shape(modes, width))
     if given is None:
-        if modes == "mn" and problem.out_major == "m":
-            return a.new_empty((*shape[:-2], shape[-1], shape[-2]), dtype=dtype).transpose(-1, -2)
-        return a.new_empty(shape, dtype=dtype)
+        return (
+            dense_beside(a, shape, problem.out_major, dtype)
+            if modes == "mn"
+            else a.new_empty(shape, dtype=dtype)
+        )
     tensor = strided_tensor(given, str(output.name))
     if tensor.dtype != dtype:
         raise OperandTypeError(f"{output.name} has dtype {tensor.dtype}, the epilogue gives {dtype}")

@@ -29,7 +29,7 @@ from cutegemm.parts.feed import Feed, divided, make_feed
 from cutegemm.parts.grid import Place, TaskGrid, k_share
 from cutegemm.parts.host import Record, read_record, refusal, write_outcome
 from cutegemm.parts.loads import Loader, TmaProducer
-from cutegemm.parts.realign import Movers, make_movers, make_staging
+from cutegemm.parts.realign import make_movers, make_staging
 from cutegemm.parts.ring import StageRing
 from cutegemm.parts.tensors import CUTE_DTYPES, kernel_modes
 from cutegemm.problem import GemmProblem
@@ -183,7 +183,7 @@ class HopperGemm:
                 else:
                     cute.arch.setmaxregister_decrease(MOVING_REGISTERS)
                     movers = make_movers(staging, ring, ((producer.a, sA), (producer.b, sB)))
-                    self._move(movers, ring, feed, grid)
+                    movers.move_all(feed, grid.tasks())
 
     def _be_consumer(
         self,
@@ -265,18 +265,6 @@ class HopperGemm:
             for _ in cutlass.range_constexpr(self.plan.stages):
                 ring.wait_consumed(cursor)
                 cursor = ring.advanced(cursor)
-
-    @cute.jit
-    def _move(self, movers: Movers, ring: StageRing, feed: Feed, grid: TaskGrid) -> None:
-        """Moving warps: every stage of every tile of this worker, as its lines arrive."""
-        tasks = grid.tasks()
-        cursor = ring.start()
-        position = feed.first()
-        while position.task < tasks:
-            for _ in cutlass.range(feed.span(position).k_count, unroll=1):
-                movers.move(cursor)
-                cursor = ring.advanced(cursor)
-            position = feed.next(position)
 
     def _mainloop(
         self, tiled_mma: Any, sA: Any, sB: Any, ring: StageRing, consumer: Int32, place: Place

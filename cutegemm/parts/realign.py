@@ -21,6 +21,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 
+from cutegemm.parts.feed import Feed
 from cutegemm.parts.limits import ALIGNMENT, TMA_ALIGNMENT
 from cutegemm.parts.lines import LINE_CLASSES, UNIT, LineBox, LineBoxes
 from cutegemm.parts.ring import StageCursor, StageRing
@@ -249,6 +250,18 @@ class Movers:
     ring: StageRing
     staging: Staging
     operands: tuple[Mover, ...]
+
+    @cute.jit
+    def move_all(self, feed: Feed, tasks: Int32) -> StageCursor:
+        """Every stage of every tile of this worker, as its lines arrive. Returns the stage after the last."""
+        cursor = self.ring.start()
+        position = feed.first()
+        while position.task < tasks:
+            for _ in cutlass.range(feed.span(position).k_count, unroll=1):
+                self.move(cursor)
+                cursor = self.ring.advanced(cursor)
+            position = feed.next(position)
+        return cursor
 
     @cute.jit
     def move(self, cursor: StageCursor) -> None:
